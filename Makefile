@@ -1,0 +1,51 @@
+PYTHON ?= python3
+STORAGE ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test lint lock clean
+
+##@ Use it
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Run the main job on real text and check every count (STORAGE=s3://bucket/prefix for S3)
+	@$(BIN)/python -m demo $(if $(STORAGE),--storage $(STORAGE))
+
+up: $(READY) ## Keep the platform running until Ctrl-C: Postgres, Airflow, the streaming job
+	@$(BIN)/python -m demo.up $(if $(STORAGE),--storage $(STORAGE))
+
+##@ Work on it
+setup: $(READY) ## Make .venv with every locked dependency
+
+test: $(READY) ## Check style and types, then run every test (PYTEST_ARGS=… to choose)
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## Check style and types only
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --quiet --check
+	@$(BIN)/mypy --no-error-summary
+
+lock: $(READY) ## Resolve the dependencies again into requirements/
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --all-extras --group dev --upgrade \
+		--custom-compile-command "make lock" pyproject.toml --output-file requirements/lock.txt
+	grep -A 9999 '^uv==' requirements/lock.txt | awk 'NR > 1 && /^[a-z]/ {exit} !/# via/' > requirements/uv.txt
+
+clean: ## Remove what was built; .venv too
+	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info
+
+$(READY): requirements/lock.txt requirements/uv.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Cairn needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Use make PYTHON=…"; exit 1; }
+	@echo "Setting up .venv (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/lock.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@

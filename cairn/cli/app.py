@@ -1,0 +1,101 @@
+"""Arguments of the command, and what becomes of errors: one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from sqlalchemy.exc import DBAPIError
+
+from cairn.cli import commands, inspect
+from cairn.cli.output import fail
+from cairn.errors import BadInputError, CairnError
+from metastore.embedded import resolve_url
+from metastore.engine import guard_message
+
+METASTORE_VARIABLE = "CAIRN_METASTORE"
+
+_STORE_FAILED = 3
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    0 ok, 2 bad input, 3 a store failed, 4 refused, 5 corrupt or outcome unknown.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(_metastore_url(arguments.metastore), arguments)
+        sys.stdout.flush()
+        return code
+    except CairnError as error:
+        return fail(error)
+    except DBAPIError as error:
+        print(f"error: the metastore says: {guard_message(error)}", file=sys.stderr)
+        return _STORE_FAILED
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInputError(f"{message}. `{self.prog} --help` shows what there is")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="cairn", description="Merged checkpoints of streaming state.")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--metastore",
+        metavar="M",
+        help=f"postgresql://… or embedded:<directory>; else the environment's {METASTORE_VARIABLE}",
+    )
+    common.add_argument("--json", action="store_true", help="print a JSON array")
+    commands_ = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    database = commands_.add_parser("db", help="the metastore's database")
+    actions = database.add_subparsers(required=True, metavar="ACTION")
+    migrate = actions.add_parser("migrate", parents=[common], help="create or update its schema")
+    migrate.set_defaults(run=commands.migrate)
+
+    jobs = commands_.add_parser("jobs", parents=[common], help="list the jobs")
+    jobs.set_defaults(run=commands.jobs)
+    for name, run, help_ in (
+        ("checkpoints", commands.checkpoints, "list a job's checkpoints"),
+        ("files", commands.files, "list a job's files and why each is kept"),
+        ("state", inspect.state, "print a job's state"),
+    ):
+        command = commands_.add_parser(name, parents=[common], help=help_)
+        command.add_argument("job", metavar="JOB", help="the job's name")
+        command.set_defaults(run=run)
+    command.add_argument("--key", metavar="JSON", help="only this key: an object, array or value")
+    command.add_argument(
+        "--checkpoint", type=int, metavar="N", help="of this checkpoint, else of the newest"
+    )
+    command.add_argument("--name", metavar="STATE", help="only this state variable")
+
+    cleanup = commands_.add_parser(
+        "cleanup", parents=[common], help="subsume old checkpoints, delete what nothing needs"
+    )
+    cleanup.add_argument("--job", metavar="JOB", help="only this job")
+    cleanup.add_argument("--dry-run", action="store_true", help="say it, change nothing")
+    cleanup.set_defaults(run=commands.cleanup)
+    return parser
+
+
+def _metastore_url(given: str | None) -> str:
+    metastore = given or os.environ.get(METASTORE_VARIABLE)
+    if not metastore:
+        raise BadInputError(
+            f"no metastore: give --metastore, or set {METASTORE_VARIABLE}, to postgresql://… or "
+            "embedded:<directory>"
+        )
+    return resolve_url(metastore)

@@ -1,0 +1,171 @@
+"""The commands that read the metastore's views, migrate it, and clean up."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from sqlalchemy import Connection, text
+
+from cairn.cli.output import fail, print_json, print_table
+from cairn.errors import BadInputError, CairnError
+from cairn.maintenance.cleanup import CleanupReport, cleanup_job
+from metastore import migrate as migrations
+from metastore.engine import run_transaction
+
+TIMEOUT_MS = 10_000
+"""How long a command waits for the metastore."""
+
+_STORE_FAILED = 3
+
+_JOB_COLUMNS = {
+    "job_name": "job",
+    "parallelism": "parallelism",
+    "epoch": "run",
+    "checkpoints": "checkpoints",
+    "last_checkpoint": "last",
+    "last_completed_at": "completed (UTC)",
+    "storage": "storage",
+}
+_CHECKPOINT_COLUMNS = {
+    "checkpoint_id": "checkpoint",
+    "batch_id": "batch",
+    "status": "status",
+    "epoch": "run",
+    "acks": "acks",
+    "parallelism": "of",
+    "duration_ms": "ms",
+    "input_rows": "rows",
+    "new_segments": "segments",
+    "new_bytes": "size",
+    "new_files": "files",
+    "began_at": "began (UTC)",
+}
+_FILE_COLUMNS = {
+    "path": "file",
+    "scope": "scope",
+    "status": "status",
+    "size_bytes": "size",
+    "live_bytes": "live",
+    "live_segments": "segments",
+    "amplification": "amplification",
+    "kept_because": "kept because",
+}
+_REPORT_COLUMNS = {
+    "job": "job",
+    "subsumed_checkpoints": "checkpoints subsumed",
+    "dead_segments": "segments dead",
+    "condemned_files": "files condemned",
+    "deleted_files": "files deleted",
+    "freed_bytes": "freed",
+    "failed_deletes": "deletes failed",
+}
+
+
+def migrate(url: str, arguments: Namespace) -> int:
+    """Brings the schema up to date."""
+    applied = migrations.migrate(url)
+    if arguments.json:
+        print_json([{"revision": revision} for revision in applied])
+    elif applied:
+        print(f"applied {', '.join(applied)}")
+    else:
+        print(f"nothing to do: at revision {migrations.head_revision()}")
+    return 0
+
+
+def jobs(url: str, arguments: Namespace) -> int:
+    """Lists the jobs."""
+    rows = _read(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
+    return _print(rows, _JOB_COLUMNS, arguments)
+
+
+def checkpoints(url: str, arguments: Namespace) -> int:
+    """Lists a job's checkpoints, oldest first."""
+    query = "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id ORDER BY checkpoint_id"
+    return _print(_read(url, query, arguments.job), _CHECKPOINT_COLUMNS, arguments)
+
+
+def files(url: str, arguments: Namespace) -> int:
+    """Lists a job's files that are not deleted, oldest first."""
+    query = (
+        "SELECT * FROM cairn.v_files WHERE job_id = :job_id AND status <> 'DELETED' "
+        "ORDER BY created_at, path"
+    )
+    return _print(_read(url, query, arguments.job), _FILE_COLUMNS, arguments)
+
+
+def cleanup(url: str, arguments: Namespace) -> int:
+    """Cleans up one job or all; goes on to the next when one fails."""
+    known = [row["job_name"] for row in _read(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")]
+    if arguments.job is not None and arguments.job not in known:
+        raise unknown_job(arguments.job, known)
+    chosen = known if arguments.job is None else [arguments.job]
+    reports, code = _cleanup_each(url, chosen, dry_run=arguments.dry_run)
+    _print([asdict(report) for report in reports], _REPORT_COLUMNS, arguments)
+    for report in reports:
+        if report.failed_deletes:
+            print(
+                f"error: {report.failed_deletes} files of job {report.job} could not be deleted; "
+                "`cairn files` says why, the next cleanup tries again",
+                file=sys.stderr,
+            )
+            code = code or _STORE_FAILED
+    return code
+
+
+def unknown_job(job: str, known: list[str]) -> BadInputError:
+    """Returns the error for a job that the metastore does not have."""
+    there = f"there are: {', '.join(known)}" if known else "there are none yet"
+    return BadInputError(f"no job {job!r}; {there}")
+
+
+def _cleanup_each(url: str, chosen: list[str], *, dry_run: bool) -> tuple[list[CleanupReport], int]:
+    reports: list[CleanupReport] = []
+    code = 0
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("cleaning up", total=len(chosen))
+        for job in chosen:
+            progress.update(task, description=job)
+            try:
+                reports.append(cleanup_job(url, job, dry_run=dry_run))
+            except CairnError as error:
+                code = code or fail(error)
+            progress.advance(task)
+    return reports, code
+
+
+def _read(url: str, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
+    """Returns a view's rows; of one job, by its name, where one is given."""
+    migrations.require_current(url, timeout_ms=TIMEOUT_MS)
+
+    def work(connection: Connection) -> list[Mapping[str, Any]]:
+        values = {} if job is None else {"job_id": _job_id(connection, job)}
+        return [dict(row) for row in connection.execute(text(query), values).mappings()]
+
+    return run_transaction(url, work, timeout_ms=TIMEOUT_MS, what="reading the metastore")
+
+
+def _job_id(connection: Connection, job: str) -> str:
+    rows = connection.execute(text("SELECT job_name, job_id FROM cairn.v_jobs ORDER BY job_name"))
+    ids = {row.job_name: row.job_id for row in rows}
+    if job not in ids:
+        raise unknown_job(job, list(ids))
+    return str(ids[job])
+
+
+def _print(rows: list[Mapping[str, Any]], columns: dict[str, str], arguments: Namespace) -> int:
+    if arguments.json:
+        print_json(rows)
+    else:
+        print_table(rows, columns)
+    return 0

@@ -1,0 +1,49 @@
+"""The plain values that name bytes in storage and what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cairn.keygroups import KeyGroupRange
+
+
+class SegmentKind(StrEnum):
+    """What a segment holds."""
+
+    CHANGELOG = "changelog"
+    """The changes that one subtask made in one checkpoint."""
+    KEYED_FULL = "keyed_full"
+    """The whole keyed state of a subtask as of one checkpoint (a materialisation)."""
+
+
+class Scope(StrEnum):
+    """Who shares a physical file (FLIP-306 4.1)."""
+
+    SHARED = "shared"
+    """Merged within one subtask; may serve many checkpoints."""
+    TASK_MANAGER = "taskmanager"
+    """Merged across the subtasks of one executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHandle:
+    """One contiguous byte range of a physical file, written by one subtask for one purpose.
+
+    `path` is the physical file's key below the job's storage, `offset` and `size_bytes` the range
+    in it, `sha256` the hex digest of exactly those bytes. The segment brings a restore to the
+    state of checkpoint `as_of_checkpoint` in its `key_groups`; it is part of checkpoint c iff
+    `first_checkpoint <= c` and (`released_checkpoint` is None or `c < released_checkpoint`).
+    """
+
+    segment_id: str
+    kind: SegmentKind
+    path: str
+    offset: int
+    size_bytes: int
+    sha256: str
+    key_groups: KeyGroupRange
+    entries: int
+    first_checkpoint: int
+    as_of_checkpoint: int
+    released_checkpoint: int | None = None

@@ -1,0 +1,41 @@
+"""Key groups and which subtask owns them (Flink's KeyGroupRangeAssignment)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyGroupRange:
+    """Key groups `start <= g < end`."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"not a key-group range: [{self.start}, {self.end})")
+
+    def __contains__(self, key_group: int) -> bool:
+        return self.start <= key_group < self.end
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def intersect(self, other: KeyGroupRange) -> KeyGroupRange:
+        """Returns the key groups in both; an empty range where there are none."""
+        start = max(self.start, other.start)
+        return KeyGroupRange(start, max(start, min(self.end, other.end)))
+
+
+def subtask_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
+    """Returns the subtask, 0 to `parallelism` - 1, that owns a key group."""
+    return key_group * parallelism // max_parallelism
+
+
+def range_of(subtask: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
+    """Returns the key groups that a subtask owns: `[ceil(i*K/P), ceil((i+1)*K/P))`."""
+    return KeyGroupRange(
+        -(-subtask * max_parallelism // parallelism),
+        -(-(subtask + 1) * max_parallelism // parallelism),
+    )

@@ -1,0 +1,28 @@
+"""Names of objects below a job's storage (FLIP-306 4.3, FLINK-10930)."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+
+def new_job_id(name: str) -> str:
+    """Returns a fresh job id: the name made safe for a path, and 32 random bits."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "job"
+    return f"{slug}-{secrets.token_hex(4)}"
+
+
+def shared_file(job_id: str, subtask: int, parallelism: int, file_id: str) -> str:
+    """Returns the path of a physical file in a subtask's shared directory."""
+    return f"{job_id}/shared/subtask-{subtask}-{parallelism}/{file_id}.seg"
+
+
+def task_manager_file(job_id: str, tm_id: str, file_id: str) -> str:
+    """Returns the path of a physical file in a task manager's own directory."""
+    return f"{job_id}/taskmanager-owned/{tm_id}/{file_id}.seg"
+
+
+def owns(job_id: str, path: str) -> bool:
+    """Tells whether a path lies under the job's own root, and only there."""
+    parts = path.split("/")
+    return len(parts) > 1 and parts[0] == job_id and all(p not in ("", ".", "..") for p in parts)

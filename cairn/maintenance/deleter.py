@@ -1,0 +1,65 @@
+"""The one place that deletes objects from storage. Nothing goes without a committed intent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cairn.errors import RefusedError
+from cairn.layout import owns
+from cairn.storage import ObjectStore
+from metastore.deletions import DeleteIntent, open_intents, record_outcome
+from metastore.upkeep import JobFacts
+
+BATCH_OBJECTS = 1000
+"""Objects a request; S3 takes no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What a deleter did: files that became DELETED, their bytes, and deletes that failed."""
+
+    files: int
+    size_bytes: int
+    failed: int
+
+
+def delete_condemned(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms: int) -> Deleted:
+    """Deletes every object of a job with an open intent, those a killed process left included.
+
+    An object that is missing already counts as deleted. One that cannot be deleted keeps its
+    intent, with the error, and is tried again by the next call.
+
+    Raises:
+        RefusedError: an intent names an object outside the job's root; nothing of its batch goes.
+        StorageError: the store cannot be reached; what was deleted is found missing next time.
+    """
+    files = size_bytes = failed = 0
+    last = None
+    while intents := open_intents(
+        url, job.job_id, after=last, limit=BATCH_OBJECTS, timeout_ms=timeout_ms
+    ):
+        _refuse_foreign(job, intents)
+        errors = store.delete_many([intent.path for intent in intents])
+        total = record_outcome(
+            url,
+            gone=[intent.file_id for intent in intents if intent.path not in errors],
+            failed={i.file_id: errors[i.path] for i in intents if i.path in errors},
+            timeout_ms=timeout_ms,
+        )
+        files += total.files
+        size_bytes += total.size_bytes
+        failed += len(errors)
+        last = intents[-1].file_id
+    return Deleted(files, size_bytes, failed)
+
+
+def _refuse_foreign(job: JobFacts, intents: Sequence[DeleteIntent]) -> None:
+    for intent in intents:
+        if not owns(job.job_id, intent.path):
+            raise RefusedError(
+                f"a delete intent names an object outside the job's root {job.job_id}/; nothing "
+                "was deleted. Find out who wrote that row before it goes",
+                job=job.name,
+                file=intent.path,
+            )

@@ -1,0 +1,102 @@
+"""The directory that all tasks of one executor share: its lock, its spool, its begun batch.
+
+A task manager (TM) is one Spark executor in one run. Its tasks are processes that come and go, so
+what they share is files, and what guards them is a file lock, which dies with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from cairn.errors import StorageError
+from cairn.runtime.plan import OperatorPlan
+from metastore.batches import BatchRef, BatchStart, begin_batch
+from metastore.engine import run_transaction
+
+
+class TaskManager:
+    """One executor's directory under `cairn.local-dir`.
+
+    Args:
+        plan: the run.
+        executor_root: a path that is the executor's own, the same for all its tasks.
+    """
+
+    def __init__(self, plan: OperatorPlan, executor_root: str) -> None:
+        digest = hashlib.sha256(executor_root.encode()).hexdigest()[:12]
+        self.plan = plan
+        self.tm_id = f"{plan.epoch}-{digest}"
+        self.job_directory = Path(plan.settings.local_dir) / plan.job_id
+        self.directory = self.job_directory / "tm" / self.tm_id
+        try:
+            for name in ("spool", "running", "pending"):
+                (self.directory / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the local directory cannot be used: {error}. Free the disk or its permissions, "
+                "or set cairn.local-dir",
+                job=plan.job,
+                file=str(self.directory),
+            ) from error
+
+    def subtask_directory(self, subtask: int) -> Path:
+        """Returns where a subtask keeps its LMDB environment; it outlives runs."""
+        return self.job_directory / f"subtask-{subtask}-{self.plan.parallelism}"
+
+    def spool_file(self, checkpoint_id: int, attempt_id: str) -> Path:
+        """Returns where an attempt keeps its changelog segment until the next batch."""
+        return self.directory / "spool" / f"{checkpoint_id}-{attempt_id}.seg"
+
+    def begin(self, batch: BatchRef) -> BatchStart:
+        """Returns the batch's start: one transaction per executor, then a file."""
+        cached = self.directory / f"begun-{batch.query_id}-{batch.batch_id}"
+        with self.lock("begin"):
+            if cached.exists():
+                return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
+            start = run_transaction(
+                self.plan.metastore_url,
+                lambda connection: begin_batch(connection, batch),
+                timeout_ms=self.plan.settings.metastore_timeout_ms,
+                what=f"begin batch {batch.batch_id} of job {batch.job}",
+            )
+            self._tidy(start)
+            write_whole(cached, msgspec.msgpack.encode(start))
+        return start
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Holds one of the executor's locks."""
+        descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _tidy(self, start: BatchStart) -> None:
+        """Removes what no later batch reads: begun batches, spools, fenced runs' directories."""
+        for old in self.directory.glob("begun-*"):
+            old.unlink()
+        keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
+        for name in ("spool", "running", "pending"):
+            for old in (self.directory / name).iterdir():
+                if int(old.name.split("-")[0]) not in keep:
+                    old.unlink(missing_ok=True)
+        for old in self.directory.parent.iterdir():
+            if int(old.name.split("-")[0]) < self.plan.epoch:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file so that other processes see all of it or none."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft.write_bytes(data)
+    draft.rename(path)

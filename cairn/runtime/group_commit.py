@@ -1,0 +1,180 @@
+"""Group commit: one physical file and one transaction for all waiting subtasks of an executor.
+
+A task leaves its segment in the spool and a request beside it, then waits for the executor's lock.
+Whoever gets the lock commits every waiting request, its own among them. No daemon, and nothing to
+leak: the lock dies with its holder, and the next one finds the same requests.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.layout import task_manager_file
+from cairn.runtime.executor import TaskManager, write_whole
+from cairn.storage.store import ObjectStore
+from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.batches import BatchRef
+from metastore.engine import run_transaction
+
+_POLL_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One subtask's wish to be acknowledged. `size_bytes` is 0 if it changed nothing."""
+
+    checkpoint_id: int
+    subtask: int
+    attempt_id: str
+    task_attempt: int
+    input_rows: int
+    restore_ms: int
+    size_bytes: int
+    sha256: str
+    entries: int
+
+
+class Running:
+    """Marks a task as running, so that the lock's holder knows whom it may wait for."""
+
+    def __init__(self, manager: TaskManager, checkpoint_id: int, attempt_id: str) -> None:
+        self._mark = manager.directory / "running" / f"{checkpoint_id}-{attempt_id}-{os.getpid()}"
+
+    def __enter__(self) -> Running:
+        self._mark.touch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mark.unlink(missing_ok=True)
+
+
+def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: Request) -> None:
+    """Returns once the request is durable and acknowledged, by this task or by another.
+
+    Raises:
+        StorageError, MetastoreError: nothing was acknowledged by this task; it may be run again.
+        FencedError, RefusedError: see `metastore.acks.acknowledge`.
+    """
+    asked = _request_file(manager, request)
+    write_whole(asked, msgspec.msgpack.encode(request))
+    with manager.lock("commit"):
+        if not asked.exists():
+            return
+        _wait_for_others(manager, request.checkpoint_id)
+        waiting = _waiting(manager, request.checkpoint_id)
+        _commit_all(manager, store, batch, waiting)
+        for done in waiting:
+            _request_file(manager, done).unlink(missing_ok=True)
+
+
+def _request_file(manager: TaskManager, request: Request) -> Path:
+    return manager.directory / "pending" / f"{request.checkpoint_id}-{request.attempt_id}"
+
+
+def _waiting(manager: TaskManager, checkpoint_id: int) -> list[Request]:
+    files = (manager.directory / "pending").glob(f"{checkpoint_id}-*")
+    requests = [
+        msgspec.msgpack.decode(file.read_bytes(), type=Request)
+        for file in files
+        if file.suffix != ".draft"
+    ]
+    return sorted(requests, key=lambda request: (request.subtask, request.task_attempt))
+
+
+def _wait_for_others(manager: TaskManager, checkpoint_id: int) -> None:
+    """Waits until every running task of the batch is waiting too, at most `persist-delay`."""
+    give_up = time.monotonic() + manager.plan.settings.persist_delay_ms / 1000
+    while time.monotonic() < give_up:
+        waiting = {
+            file.name.split("-", 1)[1]
+            for file in (manager.directory / "pending").glob(f"{checkpoint_id}-*")
+        }
+        marks = (manager.directory / "running").glob(f"{checkpoint_id}-*")
+        if all(_attempt_and_pid(mark)[0] in waiting or _is_dead(mark) for mark in marks):
+            return
+        time.sleep(_POLL_S)
+
+
+def _attempt_and_pid(mark: Path) -> tuple[str, int]:
+    _, rest = mark.name.split("-", 1)
+    attempt_id, pid = rest.rsplit("-", 1)
+    return attempt_id, int(pid)
+
+
+def _is_dead(mark: Path) -> bool:
+    return not Path(f"/proc/{_attempt_and_pid(mark)[1]}").exists()
+
+
+def _commit_all(
+    manager: TaskManager, store: ObjectStore, batch: BatchRef, requests: Sequence[Request]
+) -> None:
+    plan = manager.plan
+    checkpoint_id = requests[0].checkpoint_id
+    with_bytes = [request for request in requests if request.size_bytes]
+    file = _write_file(manager, store, batch, with_bytes) if with_bytes else None
+    acks, offset = [], 0
+    for request in requests:
+        acks.append(_ack(manager, request, offset, file[1] if file else ""))
+        offset += request.size_bytes
+    run_transaction(
+        plan.metastore_url,
+        lambda connection: acknowledge(
+            connection,
+            batch,
+            checkpoint_id=checkpoint_id,
+            tm_id=manager.tm_id,
+            acks=acks,
+            file=file[0] if file else None,
+        ),
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"acknowledge checkpoint {checkpoint_id} of job {plan.job}",
+    )
+
+
+def _write_file(
+    manager: TaskManager, store: ObjectStore, batch: BatchRef, requests: Sequence[Request]
+) -> tuple[WrittenFile, str]:
+    file_id = str(uuid.uuid4())
+    path = task_manager_file(batch.job_id, manager.tm_id, file_id)
+    run_transaction(
+        manager.plan.metastore_url,
+        lambda connection: intend_file(connection, batch, file_id, path, Scope.TASK_MANAGER),
+        timeout_ms=manager.plan.settings.metastore_timeout_ms,
+        what=f"record the write of {path}",
+    )
+    parts = [manager.spool_file(r.checkpoint_id, r.attempt_id).read_bytes() for r in requests]
+    store.put(path, parts)
+    return WrittenFile(file_id, sum(map(len, parts))), path
+
+
+def _ack(manager: TaskManager, request: Request, offset: int, path: str) -> Ack:
+    segment = None
+    if request.size_bytes:
+        segment = SegmentHandle(
+            str(uuid.uuid4()),
+            SegmentKind.CHANGELOG,
+            path,
+            offset,
+            request.size_bytes,
+            request.sha256,
+            manager.plan.key_groups(request.subtask),
+            request.entries,
+            request.checkpoint_id,
+            request.checkpoint_id,
+        )
+    return Ack(
+        request.subtask,
+        request.attempt_id,
+        request.task_attempt,
+        request.input_rows,
+        request.restore_ms,
+        segment,
+    )

@@ -1,0 +1,169 @@
+"""Bringing a subtask's local state to the parent checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+
+import cairn.segments.format as segment_format
+from cairn.errors import FencedError
+from cairn.handles import SegmentHandle, SegmentKind
+from cairn.keygroups import KeyGroupRange
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.local_store import (
+    LocalReader,
+    LocalStore,
+    LocalWriter,
+    Position,
+    open_local,
+)
+from cairn.segments.reader import read_segment
+from cairn.state.view import Changes
+from cairn.storage.store import ObjectStore
+from metastore.batches import BatchStart, Parent, ParentAck
+from metastore.checkpoints import lineage_of, segments_at
+from metastore.engine import run_transaction
+
+NOTHING = Position(0, "", 0)
+"""An empty environment: checkpoint ids and epochs start at 1."""
+
+
+@contextmanager
+def parent_state(
+    manager: TaskManager, store: ObjectStore, subtask: int, start: BatchStart
+) -> Iterator[LocalReader]:
+    """Yields a snapshot of exactly the parent's state, catching up or restoring first.
+
+    Raises:
+        FencedError: a newer run, or a later batch, has moved the local state on.
+        CorruptSegmentError: a segment's bytes are not what was written.
+        StorageError, MetastoreError: a segment cannot be read, or not be found out.
+    """
+    wanted = NOTHING if start.parent is None else _position_of(start.parent)
+    wanted = dataclasses.replace(wanted, epoch=manager.plan.epoch)
+    local = open_local(manager.subtask_directory(subtask))
+    with local.read() as reader:
+        if reader.position() == wanted:
+            yield reader
+            return
+    _catch_up(local, manager, store, subtask, start.parent, wanted)
+    with local.read() as reader:
+        if reader.position() != wanted:
+            raise _moved_on(manager, local, reader.position())
+        yield reader
+
+
+def _position_of(parent: Parent) -> Position:
+    return Position(parent.checkpoint_id, parent.run_id, 0)
+
+
+def _moved_on(manager: TaskManager, local: LocalStore, here: Position | None) -> FencedError:
+    return FencedError(
+        f"a newer run or a later batch has moved the local state on, to {here}",
+        job=manager.plan.job,
+        file=str(local.directory),
+    )
+
+
+def _catch_up(
+    local: LocalStore,
+    manager: TaskManager,
+    store: ObjectStore,
+    subtask: int,
+    parent: Parent | None,
+    wanted: Position,
+) -> None:
+    plan = manager.plan
+    with local.write() as writer:
+        here = writer.reader.position() or NOTHING
+        if (here.epoch, here.checkpoint_id) > (wanted.epoch, wanted.checkpoint_id):
+            raise _moved_on(manager, local, here)
+        if parent is None:
+            writer.clear(plan.key_groups(subtask))
+        elif _same_state(here, wanted):
+            pass
+        elif (
+            parent.parallelism == plan.parallelism
+            and here.checkpoint_id == (parent.parent_checkpoint or 0)
+            and here.lineage in ("", plan.run_id)
+        ):
+            _apply_parent(writer, manager, store, parent.checkpoint_id, parent.acks[subtask])
+        else:
+            _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
+        writer.move_to(wanted)
+
+
+def _same_state(one: Position, other: Position) -> bool:
+    return (one.checkpoint_id, one.lineage) == (other.checkpoint_id, other.lineage)
+
+
+def _apply_parent(
+    writer: LocalWriter,
+    manager: TaskManager,
+    store: ObjectStore,
+    checkpoint_id: int,
+    ack: ParentAck,
+) -> None:
+    if ack.segment is None:
+        return
+    spooled = _from_spool(manager, checkpoint_id, ack.attempt_id, ack.segment)
+    for changes in spooled or read_segment(store, ack.segment, job=manager.plan.job):
+        writer.apply(changes)
+
+
+def _from_spool(
+    manager: TaskManager, checkpoint_id: int, attempt_id: str, segment: SegmentHandle
+) -> Iterable[Changes] | None:
+    """Returns the winning attempt's changes if that attempt ran on this executor."""
+    try:
+        data = manager.spool_file(checkpoint_id, attempt_id).read_bytes()
+    except FileNotFoundError:
+        return None
+    if hashlib.sha256(data).hexdigest() != segment.sha256:
+        return None
+    return segment_format.decode(data)
+
+
+def _restore(
+    writer: LocalWriter,
+    manager: TaskManager,
+    store: ObjectStore,
+    key_groups: KeyGroupRange,
+    here: Position,
+    wanted: Position,
+) -> None:
+    plan = manager.plan
+
+    def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
+        handles = segments_at(connection, plan.job_id, wanted.checkpoint_id, key_groups)
+        return handles, lineage_of(connection, plan.job_id, here.checkpoint_id)
+
+    handles, lineage = run_transaction(
+        plan.metastore_url,
+        look_up,
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"find the segments of checkpoint {wanted.checkpoint_id} of job {plan.job}",
+    )
+    if (
+        lineage != here.lineage
+        or here.checkpoint_id > wanted.checkpoint_id
+        or any(_is_base_after(handle, here.checkpoint_id) for handle in handles)
+    ):
+        here = NOTHING
+        writer.clear(key_groups)
+    for handle in handles:
+        if handle.as_of_checkpoint <= here.checkpoint_id:
+            continue
+        if handle.kind is SegmentKind.KEYED_FULL:
+            writer.clear(handle.key_groups.intersect(key_groups))
+        for changes in read_segment(store, handle, job=plan.job, key_groups=key_groups):
+            writer.apply(changes)
+
+
+def _is_base_after(handle: SegmentHandle, checkpoint_id: int) -> bool:
+    """Tells whether changes between the checkpoint and the base may have been released."""
+    return handle.kind is SegmentKind.KEYED_FULL and handle.as_of_checkpoint > checkpoint_id

@@ -1,0 +1,1 @@
+"""Segments: changes of state as an Arrow file, and reading them back checked."""

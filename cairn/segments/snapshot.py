@@ -1,0 +1,79 @@
+"""The state of a checkpoint in some key groups, folded from its segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cairn.errors import CorruptSegmentError
+from cairn.handles import SegmentHandle, SegmentKind
+from cairn.keygroups import KeyGroupRange
+from cairn.segments.reader import read_segment
+from cairn.state.entries import split
+from cairn.state.view import DELETE_PREFIX, PUT, Changes
+from cairn.storage.store import ObjectStore
+
+
+def snapshot(
+    store: ObjectStore, handles: Iterable[SegmentHandle], key_groups: KeyGroupRange, *, job: str
+) -> dict[bytes, bytes]:
+    """Returns every entry of the key groups by its key, in key order.
+
+    `handles` are a checkpoint's segments in order of replay: by `as_of_checkpoint`, a changelog
+    before a base. A base replaces its key groups whole, a changelog changes them. Those outside
+    the key groups are not read. The whole result is in memory: ask for one subtask's key groups
+    at a time.
+
+    Raises:
+        CorruptSegmentError: a segment's bytes are not those that were recorded.
+        StorageError: an object is missing or cannot be read.
+    """
+    folded = _Fold()
+    for handle in handles:
+        wanted = handle.key_groups.intersect(key_groups)
+        if not wanted:
+            continue
+        if handle.kind is SegmentKind.KEYED_FULL:
+            folded.clear(wanted)
+        for changes in read_segment(store, handle, job=job, key_groups=wanted):
+            try:
+                folded.apply(changes)
+            except ValueError as error:
+                raise CorruptSegmentError(
+                    f"segment {handle.segment_id} holds something else than state: {error}",
+                    job=job,
+                    checkpoint=handle.first_checkpoint,
+                    file=handle.path,
+                    offset=handle.offset,
+                ) from error
+    return folded.entries()
+
+
+class _Fold:
+    """Entries by collection (the prefix of one grouping key and state), then by suffix."""
+
+    def __init__(self) -> None:
+        self._collections: dict[bytes, dict[bytes, bytes]] = {}
+
+    def clear(self, key_groups: KeyGroupRange) -> None:
+        kept = {p: c for p, c in self._collections.items() if split(p).key_group not in key_groups}
+        self._collections = kept
+
+    def apply(self, changes: Changes) -> None:
+        for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):
+            suffix = split(key).suffix
+            prefix = key[: len(key) - len(suffix)]
+            collection = self._collections.setdefault(prefix, {})
+            if op == PUT and value is not None:
+                collection[suffix] = value
+            elif op == DELETE_PREFIX:
+                for gone in [s for s in collection if s.startswith(suffix)]:
+                    del collection[gone]
+            else:
+                collection.pop(suffix, None)
+
+    def entries(self) -> dict[bytes, bytes]:
+        return {
+            prefix + suffix: value
+            for prefix, collection in sorted(self._collections.items())
+            for suffix, value in sorted(collection.items())
+        }

@@ -1,0 +1,132 @@
+"""Options of a job: keys, defaults and ranges. Flink's names where Flink has one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import platformdirs
+
+from cairn.errors import BadInputError
+
+_UNIT_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The validated options of one job."""
+
+    max_parallelism: int = 128
+    num_retained: int = 3
+    materialize_enabled: bool = True
+    materialize_interval_ms: int = 600_000
+    materialize_max_failures: int = 3
+    persist_delay_ms: int = 10
+    metastore_timeout_ms: int = 60_000
+    local_dir: str = platformdirs.user_cache_dir("cairn")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Settings:
+        """Returns settings from `cairn.…` keys.
+
+        Raises:
+            BadInputError: a key is unknown or a value is out of its range; the message names the
+                key, the value and what is allowed.
+        """
+        values: dict[str, object] = {}
+        for key, value in options.items():
+            if key not in OPTIONS:
+                known = "\n  ".join(sorted(OPTIONS))
+                raise BadInputError(f"unknown option {key!r}. Options are:\n  {known}")
+            field, parse, allowed = OPTIONS[key]
+            try:
+                values[field] = parse(value)
+            except (TypeError, ValueError) as error:
+                raise BadInputError(f"option {key} is {value!r}; allowed: {allowed}") from error
+        return cls(**values)  # type: ignore[arg-type]
+
+    def to_options(self) -> dict[str, object]:
+        """Returns the settings by option key, durations in ms as `'N ms'`."""
+        names = {field: key for key, (field, _, _) in OPTIONS.items()}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            names[name]: f"{value} ms" if name.endswith("_ms") else value
+            for name, value in values.items()
+        }
+
+
+def parse_duration_ms(value: object) -> int:
+    """Returns milliseconds for text such as `'10 min'`, `'500 ms'`, `'3 s'`."""
+    match = re.fullmatch(r"\s*(\d+)\s*(ms|s|min|h|d)\s*", str(value))
+    if match is None:
+        raise ValueError(f"not a duration: {value!r}")
+    return int(match[1]) * _UNIT_MS[match[2]]
+
+
+def _whole(lowest: int, highest: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise TypeError(value)
+        number = int(value)
+        if not lowest <= number <= highest:
+            raise ValueError(number)
+        return number
+
+    return parse
+
+
+def _duration_ms(lowest_ms: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        duration_ms = parse_duration_ms(value)
+        if duration_ms < lowest_ms:
+            raise ValueError(duration_ms)
+        return duration_ms
+
+    return parse
+
+
+def _switch(value: object) -> bool:
+    words = {"true": True, "false": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in words:
+        return words[str(value).lower()]
+    raise ValueError(value)
+
+
+def _directory(value: object) -> str:
+    if not isinstance(value, str | Path) or not str(value):
+        raise TypeError(value)
+    return str(Path(value).expanduser().absolute())
+
+
+_DURATION = "a duration such as '500 ms', '10 s', '5 min'"
+
+OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
+    "cairn.max-parallelism": ("max_parallelism", _whole(1, 32768), "1 to 32768"),
+    "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
+    "cairn.changelog.periodic-materialize.enabled": (
+        "materialize_enabled",
+        _switch,
+        "true or false",
+    ),
+    "cairn.changelog.periodic-materialize.interval": (
+        "materialize_interval_ms",
+        _duration_ms(1),
+        f"{_DURATION}, at least 1 ms",
+    ),
+    "cairn.changelog.max-failures-allowed": (
+        "materialize_max_failures",
+        _whole(1, 1000),
+        "1 to 1000",
+    ),
+    "cairn.changelog.dstl.batch.persist-delay": ("persist_delay_ms", _duration_ms(0), _DURATION),
+    "cairn.metastore.timeout": (
+        "metastore_timeout_ms",
+        _duration_ms(1000),
+        f"{_DURATION}, at least 1 s",
+    ),
+    "cairn.local-dir": ("local_dir", _directory, "a directory path"),
+}

@@ -1,0 +1,66 @@
+"""The binary key of a state entry.
+
+    key group (2 bytes) | state id (2) | length of the grouping key (4) | grouping key | suffix
+
+Numbers are big-endian. The suffix is the user key's bytes in a map, the sequence number (8 bytes)
+in a list, nothing for a value. So all entries of one grouping key and one state share a prefix
+that no other key has, and everything sorts by key group, then state.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from cairn.keygroups import KeyGroupRange
+
+_HEAD = struct.Struct(">HHI")
+_pack_head = _HEAD.pack
+list_suffix = struct.Struct(">Q").pack
+"""`list_suffix(sequence) -> bytes`: the suffix of a list's element, sequence 0 to 2**64 - 1."""
+
+
+class EntryKey(NamedTuple):
+    """The parts of an entry's binary key."""
+
+    key_group: int
+    state_id: int
+    key: bytes
+    suffix: bytes
+
+
+def entry_prefix(key_group: int, state_id: int, key: bytes) -> bytes:
+    """Returns the prefix of all entries of a grouping key in one state.
+
+    It is also the whole key of a value state's entry. `key_group` and `state_id` are 0 to 65535.
+    """
+    return _pack_head(key_group, state_id, len(key)) + key
+
+
+def split(entry_key: bytes) -> EntryKey:
+    """Returns the parts of an entry's key.
+
+    Raises:
+        ValueError: the bytes end before the grouping key does.
+    """
+    size_bytes = len(entry_key)
+    if size_bytes < _HEAD.size:
+        raise ValueError(f"not an entry's key: {size_bytes} bytes, at least {_HEAD.size} expected")
+    key_group, state_id, key_bytes = _HEAD.unpack_from(entry_key)
+    end = _HEAD.size + key_bytes
+    if size_bytes < end:
+        raise ValueError(f"not an entry's key: {size_bytes} bytes, at least {end} expected")
+    return EntryKey(key_group, state_id, entry_key[_HEAD.size : end], entry_key[end:])
+
+
+def list_sequence(suffix: bytes) -> int:
+    """Returns the sequence number of a list's element from the suffix of its key."""
+    return int.from_bytes(suffix, "big")
+
+
+def key_group_bounds(key_groups: KeyGroupRange) -> tuple[bytes, bytes]:
+    """Returns `(lower, upper)` such that `lower <= key < upper` for exactly their entries' keys.
+
+    The range's end is at most 65535.
+    """
+    return key_groups.start.to_bytes(2, "big"), key_groups.end.to_bytes(2, "big")

@@ -1,0 +1,198 @@
+"""A batch's view of state: what is committed, and what this batch has changed on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+PUT = 0
+"""Operation: the key has this value."""
+DELETE = 1
+"""Operation: the key is gone, if it was there."""
+DELETE_PREFIX = 2
+"""Operation: every key that starts with this one is gone."""
+
+MISSING: Any = object()
+"""Tells "not changed" from None, which means deleted."""
+_CLEARED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes of state as parallel lists, to be applied in order.
+
+    `ops` holds PUT, DELETE or DELETE_PREFIX, `keys` entry keys or the prefix, `values` the value
+    of a PUT and None for the others.
+    """
+
+    ops: list[int]
+    keys: list[bytes]
+    values: list[bytes | None]
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+
+class Reader(Protocol):
+    """Committed state, which does not change while a batch runs."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """Returns the value of a key; None if there is none."""
+        ...
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the entries whose key starts with the prefix, in key order."""
+        ...
+
+    def last(self, prefix: bytes, /) -> bytes | None:
+        """Returns the greatest key that starts with the prefix; None if there is none."""
+        ...
+
+
+class Overlay:
+    """One batch's changes over a Reader, which is never written to.
+
+    Single entries (value state) are read and changed here by key. Entries of a collection (list
+    and map state) are read and changed through `under`, so that a scan walks only its own
+    collection. The two must not be mixed for one key.
+    """
+
+    __slots__ = ("_collections", "pending", "reader")
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.pending: dict[bytes, bytes | None] = {}
+        """This batch's single entries; None means deleted. Hot code may use it directly."""
+        self._collections: dict[bytes, Entries] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        """Returns the value of a single entry; None if there is none."""
+        value: bytes | None = self.pending.get(key, MISSING)
+        return self.reader.get(key) if value is MISSING else value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Sets a single entry."""
+        self.pending[key] = value
+
+    def delete(self, key: bytes) -> None:
+        """Removes a single entry, if it is there."""
+        self.pending[key] = None
+
+    def under(self, prefix: bytes) -> Entries:
+        """Returns the collection of entries whose keys start with the prefix."""
+        entries = self._collections.get(prefix)
+        if entries is None:
+            entries = self._collections[prefix] = Entries(prefix, self.reader)
+        return entries
+
+    def changes(self) -> Changes:
+        """Returns what turns the committed state into the new one, sorted by key.
+
+        A DELETE_PREFIX comes before the puts under it and only where a collection was cleared.
+        """
+        by_key: dict[bytes, Any] = dict(self.pending)
+        for prefix, entries in self._collections.items():
+            if entries.cleared:
+                by_key[prefix] = _CLEARED
+            for suffix, value in entries.pending.items():
+                by_key[prefix + suffix] = value
+        keys = sorted(by_key)
+        found = [by_key[key] for key in keys]
+        ops = [DELETE if v is None else DELETE_PREFIX if v is _CLEARED else PUT for v in found]
+        values = [None if value is _CLEARED else value for value in found]
+        return Changes(ops, keys, values)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of changed keys and values, roughly. Walks all changes."""
+        collections = self._collections
+        return _size_bytes(self.pending) + sum(
+            len(entries.pending) * len(prefix) + _size_bytes(entries.pending)
+            for prefix, entries in collections.items()
+        )
+
+
+class Entries:
+    """The entries under one prefix, read and changed by the rest of their key, the suffix."""
+
+    __slots__ = ("_committed", "cleared", "pending", "prefix")
+
+    def __init__(self, prefix: bytes, reader: Reader) -> None:
+        self.prefix = prefix
+        self.cleared = False
+        """Whether what is committed under the prefix no longer counts."""
+        self.pending: dict[bytes, bytes | None] = {}
+        """This batch's entries by suffix; None means deleted, never so once cleared."""
+        self._committed = reader
+
+    def get(self, suffix: bytes) -> bytes | None:
+        """Returns the value of an entry; None if there is none."""
+        value: bytes | None = self.pending.get(suffix, MISSING)
+        if value is not MISSING:
+            return value
+        return None if self.cleared else self._committed.get(self.prefix + suffix)
+
+    def put(self, suffix: bytes, value: bytes) -> None:
+        """Sets an entry."""
+        self.pending[suffix] = value
+
+    def delete(self, suffix: bytes) -> None:
+        """Removes an entry, if it is there."""
+        if self.cleared:
+            self.pending.pop(suffix, None)
+        else:
+            self.pending[suffix] = None
+
+    def clear(self) -> None:
+        """Removes all entries."""
+        self.cleared = True
+        self.pending.clear()
+
+    def exists(self) -> bool:
+        """Tells whether there is any entry."""
+        return next(self.scan(), None) is not None
+
+    def scan(self) -> Iterator[tuple[bytes, bytes]]:
+        """Returns an iterator of `(suffix, value)` in order of suffix, as of this call.
+
+        Changes made while it is being read do not show in it.
+        """
+        pending = sorted(self.pending.items())
+        if self.cleared:
+            return ((suffix, value) for suffix, value in pending if value is not None)
+        start = len(self.prefix)
+        committed = ((k[start:], v) for k, v in self._committed.scan(self.prefix))
+        return _merge(committed, pending) if pending else committed
+
+    def last(self) -> bytes | None:
+        """Returns the greatest suffix; None if there is no entry."""
+        present = [suffix for suffix, value in self.pending.items() if value is not None]
+        if not self.cleared and (key := self._committed.last(self.prefix)) is not None:
+            suffix = key[len(self.prefix) :]
+            if self.pending.get(suffix, b"") is None:
+                return max((suffix for suffix, _ in self.scan()), default=None)
+            present.append(suffix)
+        return max(present, default=None)
+
+
+def _merge(
+    committed: Iterator[tuple[bytes, bytes]], pending: list[tuple[bytes, bytes | None]]
+) -> Iterator[tuple[bytes, bytes]]:
+    changes = iter(pending)
+    change = next(changes, None)
+    for suffix, value in committed:
+        while change is not None and change[0] < suffix:
+            if change[1] is not None:
+                yield change[0], change[1]
+            change = next(changes, None)
+        if change is None or change[0] != suffix:
+            yield suffix, value
+    while change is not None:
+        if change[1] is not None:
+            yield change[0], change[1]
+        change = next(changes, None)
+
+
+def _size_bytes(pending: dict[bytes, bytes | None]) -> int:
+    return sum(map(len, pending)) + sum(len(value) for value in pending.values() if value)

@@ -1,0 +1,217 @@
+"""An object store in a local or network directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cairn.errors import BadInputError, StorageError
+from cairn.storage.store import (
+    TEMP_PREFIX,
+    StoredObject,
+    check_by_probe,
+    check_path,
+    check_prefix,
+    check_range,
+    exists_error,
+    missing_error,
+    short_read_error,
+)
+
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_NEVER_WORKS = {
+    errno.EACCES: "give this user read and write permission",
+    errno.EPERM: "give this user write permission, on a file system with hard links",
+    errno.EROFS: "mount it for writing",
+    errno.ENOTDIR: "name a directory; a part of the path is a file",
+    errno.EEXIST: "name a directory; a part of the path is a file",
+    errno.ELOOP: "name a path without symbolic links below the storage",
+    errno.ENAMETOOLONG: "name a shorter path",
+}
+"""What to do, by errno, where trying again cannot help."""
+
+
+class PosixStore:
+    """Objects are files below `root`; an object appears whole and fsynced, or not at all.
+
+    A write goes to `.tmp-<uuid>` beside the object first. A process that is killed may leave that
+    file behind; it is never listed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def url(self) -> str:
+        """The root as a `file:///` URL."""
+        return self._root.as_uri()
+
+    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        """See `ObjectStore.put`."""
+        target = self._locate(path)
+        temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
+        try:
+            directories = self._make_directories(target.parent)
+            try:
+                _write(temp, parts)
+                new = _link(temp, target)
+            finally:
+                temp.unlink(missing_ok=True)
+            for directory in directories:
+                _sync(directory)
+        except OSError as error:
+            raise self._failed(error, "write", path) from error
+        if not new:
+            raise exists_error(self.url, path)
+
+    def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        """See `ObjectStore.get`."""
+        check_range(path, offset, size_bytes)
+        try:
+            with open(self._locate(path), "rb", opener=_open_no_link) as file:
+                found_bytes = os.fstat(file.fileno()).st_size
+                file.seek(offset)
+                data = file.read(-1 if size_bytes is None else size_bytes)
+        except _ABSENT as error:
+            raise missing_error(self.url, path, offset) from error
+        except OSError as error:
+            raise self._failed(error, "read", path, offset) from error
+        if offset > found_bytes or (size_bytes is not None and len(data) != size_bytes):
+            raise short_read_error(self.url, path, offset, size_bytes, found_bytes)
+        return data
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """See `ObjectStore.list`; a page is one directory."""
+        check_prefix(prefix)
+        directory, slash, _ = prefix.rpartition("/")
+        start = self._root / directory
+        self._check_inside(start, prefix)
+        return self._walk(start, directory + slash, prefix)
+
+    def delete_many(self, paths: Sequence[str]) -> dict[str, str]:
+        """See `ObjectStore.delete_many`; only `cairn/maintenance/deleter.py` may call this."""
+        files = {path: self._locate(path) for path in paths}
+        changed: set[Path] = set()
+        failed: dict[str, str] = {}
+        for path, file in files.items():
+            try:
+                file.unlink()
+            except _ABSENT:
+                continue
+            except OSError as error:
+                failed[path] = str(self._failed(error, "delete", path))
+            else:
+                changed.add(file.parent)
+        self._sync_present(changed)
+        return failed
+
+    def check_writable(self) -> None:
+        """See `ObjectStore.check_writable`."""
+        check_by_probe(self)
+
+    def _locate(self, path: str) -> Path:
+        check_path(path)
+        file = self._root / path
+        self._check_inside(file.parent, path)
+        return file
+
+    def _check_inside(self, directory: Path, path: str) -> None:
+        real = Path(os.path.realpath(directory))
+        if not real.is_relative_to(os.path.realpath(self._root)):
+            raise BadInputError(
+                f"storage {self.url}: a symbolic link leads out of it to {real}; remove the link",
+                file=path,
+            )
+
+    def _make_directories(self, directory: Path) -> tuple[Path, ...]:
+        """Makes `directory`; returns the directories to fsync for it to survive a crash.
+
+        All up to the root, even if they were there: another process may have made them just now
+        and not have fsynced them yet.
+        """
+        chain = (directory, *directory.parents)
+        present = next(i for i, ancestor in enumerate(chain) if ancestor.is_dir())
+        directory.mkdir(parents=True, exist_ok=True)
+        return chain[: max(present, chain.index(self._root)) + 1]
+
+    def _walk(self, directory: Path, above: str, prefix: str) -> Iterator[StoredObject]:
+        try:
+            with os.scandir(directory) as scan:
+                entries = sorted(scan, key=_sort_key)
+        except _ABSENT:
+            return
+        except OSError as error:
+            raise self._failed(error, "list", prefix) from error
+        for entry in entries:
+            path = above + entry.name
+            if not path.startswith(prefix):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(Path(entry.path), f"{path}/", prefix)
+            elif entry.is_file(follow_symlinks=False) and not entry.name.startswith(TEMP_PREFIX):
+                yield from self._describe(entry, path)
+
+    def _describe(self, entry: os.DirEntry[str], path: str) -> Iterator[StoredObject]:
+        try:
+            stat = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return  # deleted since the directory was read
+        except OSError as error:
+            raise self._failed(error, "list", path) from error
+        yield StoredObject(path, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+    def _sync_present(self, directories: Iterable[Path]) -> None:
+        for directory in directories:
+            try:
+                _sync(directory)
+            except _ABSENT:
+                continue
+            except OSError as error:
+                raise self._failed(error, "fsync", str(directory)) from error
+
+    def _failed(
+        self, error: OSError, verb: str, path: str, offset: int | None = None
+    ) -> BadInputError | StorageError:
+        text = f"storage {self.url}: cannot {verb}: {error.strerror}"
+        advice = _NEVER_WORKS.get(error.errno or 0)
+        if advice is None:
+            return StorageError(text, file=path, offset=offset)
+        return BadInputError(f"{text}; {advice}", file=path, offset=offset)
+
+
+def _write(temp: Path, parts: Sequence[bytes | memoryview]) -> None:
+    with temp.open("xb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temp: Path, target: Path) -> bool:
+    """Gives `temp` its name as an object; returns False if the name is taken."""
+    try:
+        os.link(temp, target, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sort_key(entry: os.DirEntry[str]) -> str:
+    """Sorts a directory where its objects belong: `a-b` comes before `a/b`."""
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name

@@ -1,0 +1,175 @@
+"""What every object store offers, and the rules that hold for all of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from cairn.errors import BadInputError, RefusedError, StorageError
+
+TEMP_PREFIX = ".tmp-"
+"""File names that start so are unfinished writes, never objects."""
+
+_PROBE = b"cairn checks that this storage can be written\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object as a listing shows it; `modified_at` is in UTC."""
+
+    path: str
+    size_bytes: int
+    modified_at: datetime
+
+
+class ObjectStore(Protocol):
+    """Bytes by path below one URL. Objects are immutable: written once, read, deleted.
+
+    A path is `/`-separated, relative to the URL, without empty, `.` and `..` parts; a path of
+    another form is a BadInputError in every verb. All verbs may be called from several threads
+    and in forked processes. They raise StorageError when the store fails and the call may be
+    repeated, BadInputError when it can never work (no such bucket, no permission).
+    """
+
+    @property
+    def url(self) -> str:
+        """The normalised URL of the store, without secrets."""
+        ...
+
+    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Writes one object, the concatenation of `parts`, atomically and durably.
+
+        After a StorageError the object may be there or not: try again under a new path.
+
+        Raises:
+            RefusedError: an object of that path exists; it is left as it was.
+        """
+        ...
+
+    def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        """Returns exactly `size_bytes` bytes from `offset` on, or all up to the end.
+
+        Raises:
+            StorageError: the object is missing or ends before the range does.
+        """
+        ...
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Yields the objects whose path starts with `prefix`, page by page, sorted by path.
+
+        The prefix is text, not a directory: `job-1` also matches `job-10/a.seg`, `job-1/` does not.
+        """
+        ...
+
+    def delete_many(self, paths: Sequence[str]) -> dict[str, str]:
+        """Deletes objects for good; only `cairn/maintenance/deleter.py` may call this.
+
+        Returns what went wrong by path, for those paths that failed; a missing object counts as
+        deleted. When the store cannot be reached it raises instead, with part of the objects
+        deleted; the same call may be repeated.
+        """
+        ...
+
+    def check_writable(self) -> None:
+        """Writes an object, reads it back, tries to overwrite it and removes it.
+
+        Raises:
+            BadInputError: this URL can never work, or the store overwrites existing objects.
+            StorageError: the store does not work now.
+        """
+        ...
+
+
+def check_path(path: str) -> None:
+    """Raises BadInputError unless `path` names an object below the store's URL."""
+    parts = path.split("/")
+    if not path.isprintable() or any(part in ("", ".", "..") for part in parts):
+        raise BadInputError(
+            f"{path!r} is no path of an object: use names joined by '/', none of them empty, "
+            "'.' or '..', without control characters"
+        )
+    if parts[-1].startswith(TEMP_PREFIX):
+        raise BadInputError(f"{path!r} is no path of an object: {TEMP_PREFIX}* is for unfinished")
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises BadInputError unless some path of an object can start with `prefix`."""
+    directory = prefix.rpartition("/")[0]
+    if "/" in prefix:
+        check_path(directory)
+    if not prefix.isprintable():
+        raise BadInputError(f"{prefix!r} is no prefix of a path: it has control characters")
+
+
+def check_range(path: str, offset: int, size_bytes: int | None) -> None:
+    """Raises BadInputError for a range that no object can have."""
+    if offset < 0 or (size_bytes is not None and size_bytes < 0):
+        raise BadInputError(
+            f"a range starts at 0 or later and has 0 bytes or more; found {size_bytes} bytes "
+            f"from {offset} on",
+            file=path,
+            offset=offset,
+        )
+
+
+def missing_error(url: str, path: str, offset: int | None) -> StorageError:
+    """Returns the error for an object that is not there."""
+    return StorageError(f"storage {url} has no such object", file=path, offset=offset)
+
+
+def short_read_error(
+    url: str, path: str, offset: int, size_bytes: int | None, found_bytes: int
+) -> StorageError:
+    """Returns the error for a range that goes past the end of an object of `found_bytes`."""
+    wanted = "the rest" if size_bytes is None else f"{size_bytes} bytes"
+    return StorageError(
+        f"storage {url}: {wanted} from offset {offset} wanted, but the object has {found_bytes} "
+        "bytes; it is not the file that was written or the range is not its own",
+        file=path,
+        offset=offset,
+    )
+
+
+def exists_error(url: str, path: str) -> RefusedError:
+    """Returns the error for a write to a path that is taken."""
+    return RefusedError(
+        f"storage {url} already has an object of this path; objects are never overwritten, "
+        "write under a new path",
+        file=path,
+    )
+
+
+def check_by_probe(store: ObjectStore) -> None:
+    """Does the work of `ObjectStore.check_writable` with the other verbs of `store`."""
+    path = f".cairn-probe-{uuid.uuid4()}"
+    store.put(path, [_PROBE])
+    try:
+        _check_probe(store, path)
+    finally:
+        failed = store.delete_many([path])
+    if failed:
+        raise StorageError(
+            f"storage {store.url} was written but not cleaned: {failed[path]}; allow deletes there",
+            file=path,
+        )
+
+
+def _check_probe(store: ObjectStore, path: str) -> None:
+    found = store.get(path)
+    if found != _PROBE:
+        raise StorageError(
+            f"storage {store.url} returned {len(found)} other bytes than the {len(_PROBE)} written",
+            file=path,
+        )
+    try:
+        store.put(path, [_PROBE])
+    except RefusedError:
+        return
+    raise BadInputError(
+        f"storage {store.url} overwrites existing objects: it ignores If-None-Match. Use a store "
+        "that honours it",
+        file=path,
+    )

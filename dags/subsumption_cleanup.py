@@ -1,0 +1,101 @@
+"""Frees what no checkpoint of a job needs any more.
+
+For each job: checkpoints older than the newest `cairn.num-retained` become SUBSUMED, segments that
+only those needed die, files without a live segment are condemned, and their objects are deleted
+from storage.
+
+**It never** touches one of the newest retained checkpoints or one in progress, a segment that such
+a checkpoint or the next one needs, a file that a running job may still be writing, or an object
+outside the job's own directory. Nothing is deleted without a row in `cairn.deletions` that was
+committed before. It does not find orphans: objects that the metastore does not know.
+
+It may run at any time, beside the jobs, twice at once, and again after a crash: it goes on from
+where the last one stopped. Every 10 minutes, because a round is a few short queries a job, and
+because what waits for deletion is then at most 10 minutes of a job's output.
+
+## Before the first run
+* The workers' environment has `CAIRN_METASTORE`: `postgresql://user@host:5432/database` or
+  `embedded:<directory>`, and what the storage needs, such as AWS credentials.
+* The pool exists: `airflow pools set cairn_maintenance 4 "Cairn maintenance"`. Without it the
+  `clean` tasks wait for ever, and the Dag page shows a warning. Its slots are the number of jobs
+  cleaned at once.
+
+## Trigger form
+| field | meaning |
+|---|---|
+| job | one job's name; empty: all jobs |
+| dry run | report what would go, and change nothing |
+
+## Reading the result
+One `clean` task a job, named after it; its return value and last log line are the report.
+`summarise` returns the sums. `failed_deletes` above 0 fails the task, which is retried; the errors
+are in `cairn.deletions.last_error`. A task that fails at once, without a retry, was refused: the
+log says what was found and what to do.
+
+Next: `cairn files JOB` shows what is left and its space amplification; `cairn cleanup --dry-run`
+shows what the next run would do.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, get_current_context, task
+
+from cairn.airflow_ext.maintenance import MAINTENANCE_POOL, clean_job, jobs_to_clean, total
+
+
+@dag(
+    dag_id="subsumption_cleanup",
+    dag_display_name="Cairn: subsumption cleanup",
+    doc_md=__doc__,
+    schedule="*/10 * * * *",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=1),
+    tags=["cairn", "maintenance"],
+    default_args={
+        "owner": "cairn",
+        "retries": 3,
+        "retry_delay": timedelta(seconds=30),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=5),
+        "execution_timeout": timedelta(minutes=15),
+    },
+    params={
+        "job": Param(
+            None,
+            type=["null", "string"],
+            title="Job",
+            description_md="Name of the one job to clean. Empty: **all** jobs of the metastore.",
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description_md="Report what would go and change **nothing**. Off by default, because "
+            "scheduled runs take the defaults.",
+        ),
+    },
+)
+def subsumption_cleanup() -> None:
+    """Lists the jobs, cleans each in a mapped task and adds up what came of it."""
+
+    @task
+    def list_jobs() -> list[str]:
+        return jobs_to_clean(get_current_context()["params"]["job"])
+
+    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
+    def clean(job: str) -> dict[str, Any]:
+        return clean_job(job, dry_run=get_current_context()["params"]["dry_run"])
+
+    @task(trigger_rule="none_failed")
+    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
+        return total(reports)
+
+    summarise(clean.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+
+
+subsumption_cleanup()

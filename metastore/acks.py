@@ -1,0 +1,293 @@
+"""Write intents and acknowledgements: seal before ack, in one transaction per group.
+
+Each function is the body of one transaction and may be run again with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, func, select, update
+from sqlalchemy.dialects.postgresql import Range, insert
+
+from cairn.errors import FencedError
+from cairn.handles import Scope, SegmentHandle
+from metastore.batches import OPEN, BatchRef
+from metastore.checkpoints import kill_segments
+from metastore.models import (
+    Checkpoint,
+    CheckpointStatus,
+    FileStatus,
+    Job,
+    PhysicalFile,
+    Run,
+    Segment,
+    SubtaskAck,
+)
+from metastore.runs import refuse_second_query
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One subtask's acknowledgement. `segment` is None if it changed nothing."""
+
+    subtask: int
+    attempt_id: str
+    task_attempt: int
+    input_rows: int
+    restore_ms: int
+    segment: SegmentHandle | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A physical file whose bytes are durable."""
+
+    file_id: str
+    size_bytes: int
+
+
+def intend_file(
+    connection: Connection, batch: BatchRef, file_id: str, path: str, scope: Scope
+) -> None:
+    """Records that a physical file is about to be written, before its first byte.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+    """
+    require_epoch(connection, batch)
+    connection.execute(
+        insert(PhysicalFile)
+        .values(
+            file_id=UUID(file_id),
+            job_id=batch.job_id,
+            epoch=batch.epoch,
+            path=path,
+            scope=scope,
+        )
+        .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
+    )
+
+
+def require_epoch(connection: Connection, batch: BatchRef) -> str | None:
+    """Keeps newer runs from beginning until the transaction ends; returns the job's query.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+    """
+    job = connection.execute(
+        select(Job.current_epoch, Job.query_id)
+        .where(Job.job_id == batch.job_id)
+        .with_for_update(read=True)
+    ).one()
+    if job.current_epoch != batch.epoch:
+        raise FencedError(
+            f"run {batch.epoch} was replaced by run {job.current_epoch}", job=batch.job
+        )
+    query_id: str | None = job.query_id
+    return query_id
+
+
+def acknowledge(
+    connection: Connection,
+    batch: BatchRef,
+    *,
+    checkpoint_id: int,
+    tm_id: str,
+    acks: Sequence[Ack],
+    file: WrittenFile | None,
+) -> None:
+    """Seals a group's file, adds its segments and acks, and completes the checkpoint if whole.
+
+    A later attempt of a subtask replaces an earlier one's ack and kills its segment; an ack that
+    is older than the one recorded is passed over; one that is already recorded changes nothing.
+    The first ack ever binds the job to its query.
+
+    Raises:
+        FencedError: the checkpoint is no longer open to this run, or the file was condemned.
+        RefusedError: the job belongs to another query.
+    """
+    _bind_query(connection, batch)
+    checkpoint = connection.execute(
+        select(Checkpoint.status, Checkpoint.epoch)
+        .where(Checkpoint.job_id == batch.job_id, Checkpoint.checkpoint_id == checkpoint_id)
+        .with_for_update()
+    ).one()
+    if checkpoint.epoch != batch.epoch or checkpoint.status not in OPEN:
+        raise FencedError(
+            f"the checkpoint is {checkpoint.status.value}; acks of run {batch.epoch} are refused",
+            job=batch.job,
+            checkpoint=checkpoint_id,
+        )
+    winners = _winners(connection, batch.job_id, checkpoint_id, acks)
+    if file is not None:
+        seal_file(connection, batch, file)
+    segments = [(ack.subtask, ack.segment) for ack in winners if ack.segment is not None]
+    if file is not None and segments:
+        add_segments(connection, batch.job_id, file.file_id, segments)
+    if winners:
+        _record_acks(connection, batch.job_id, checkpoint_id, tm_id, winners)
+    _complete(connection, batch.job_id, checkpoint_id)
+
+
+def _bind_query(connection: Connection, batch: BatchRef) -> None:
+    """Locks the job against fencing for the transaction and binds it to the query."""
+    bound = require_epoch(connection, batch)
+    if bound is None:
+        bound = connection.execute(
+            update(Job)
+            .where(Job.job_id == batch.job_id)
+            .values(query_id=func.coalesce(Job.query_id, batch.query_id))
+            .returning(Job.query_id)
+        ).scalar_one()
+        connection.execute(
+            update(Run)
+            .where(Run.job_id == batch.job_id, Run.epoch == batch.epoch)
+            .values(query_id=bound)
+        )
+    if bound != batch.query_id:
+        raise refuse_second_query(batch.job, str(bound), batch.query_id)
+
+
+def _winners(
+    connection: Connection, job_id: str, checkpoint_id: int, acks: Sequence[Ack]
+) -> list[Ack]:
+    """Returns the acks to record, and kills the segments of those they replace."""
+    rows = connection.execute(
+        select(
+            SubtaskAck.subtask,
+            SubtaskAck.attempt_id,
+            SubtaskAck.task_attempt,
+            SubtaskAck.segment_id,
+        ).where(
+            SubtaskAck.job_id == job_id,
+            SubtaskAck.checkpoint_id == checkpoint_id,
+            SubtaskAck.subtask.in_([ack.subtask for ack in acks]),
+        )
+    )
+    recorded = {row.subtask: row for row in rows}
+    newest: dict[int, Ack] = {}
+    for ack in acks:
+        known = recorded.get(ack.subtask)
+        if known is not None and known.task_attempt >= ack.task_attempt:
+            continue
+        if ack.subtask not in newest or newest[ack.subtask].task_attempt < ack.task_attempt:
+            newest[ack.subtask] = ack
+    replaced = [recorded[i].segment_id for i in newest if i in recorded and recorded[i].segment_id]
+    if replaced:
+        kill_segments(connection, Segment.segment_id.in_(replaced))
+    return list(newest.values())
+
+
+def seal_file(connection: Connection, batch: BatchRef, file: WrittenFile) -> None:
+    """Marks a physical file whole. Sealing it again changes nothing.
+
+    Raises:
+        FencedError: maintenance has condemned the file.
+    """
+    sealed = connection.execute(
+        update(PhysicalFile)
+        .where(
+            PhysicalFile.file_id == UUID(file.file_id),
+            PhysicalFile.status == FileStatus.WRITING,
+        )
+        .values(status=FileStatus.SEALED, size_bytes=file.size_bytes, sealed_at=func.now())
+    )
+    if sealed.rowcount == 1:
+        return
+    known = connection.execute(
+        select(PhysicalFile.status, PhysicalFile.path).where(
+            PhysicalFile.file_id == UUID(file.file_id)
+        )
+    ).one()
+    if known.status != FileStatus.SEALED:
+        raise FencedError(
+            f"the physical file is {known.status.value}; nothing may point into it",
+            job=batch.job,
+            file=known.path,
+        )
+
+
+def add_segments(
+    connection: Connection,
+    job_id: str,
+    file_id: str,
+    segments: Sequence[tuple[int, SegmentHandle]],
+) -> None:
+    """Inserts segments, each with its subtask, into a sealed file; known ids are passed over."""
+    rows = [
+        {
+            "segment_id": UUID(handle.segment_id),
+            "job_id": job_id,
+            "file_id": UUID(file_id),
+            "kind": handle.kind,
+            "subtask": subtask,
+            "key_groups": Range(handle.key_groups.start, handle.key_groups.end),
+            "offset_bytes": handle.offset,
+            "size_bytes": handle.size_bytes,
+            "sha256": handle.sha256,
+            "entries": handle.entries,
+            "first_checkpoint": handle.first_checkpoint,
+            "as_of_checkpoint": handle.as_of_checkpoint,
+        }
+        for subtask, handle in segments
+    ]
+    connection.execute(
+        insert(Segment).values(rows).on_conflict_do_nothing(index_elements=[Segment.segment_id])
+    )
+
+
+def _record_acks(
+    connection: Connection, job_id: str, checkpoint_id: int, tm_id: str, acks: Sequence[Ack]
+) -> None:
+    rows = [
+        {
+            "job_id": job_id,
+            "checkpoint_id": checkpoint_id,
+            "subtask": ack.subtask,
+            "attempt_id": UUID(ack.attempt_id),
+            "task_attempt": ack.task_attempt,
+            "tm_id": tm_id,
+            "segment_id": UUID(ack.segment.segment_id) if ack.segment else None,
+            "input_rows": ack.input_rows,
+            "restore_ms": ack.restore_ms,
+        }
+        for ack in acks
+    ]
+    statement = insert(SubtaskAck).values(rows)
+    given = statement.excluded
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=[SubtaskAck.job_id, SubtaskAck.checkpoint_id, SubtaskAck.subtask],
+            set_={
+                "attempt_id": given.attempt_id,
+                "task_attempt": given.task_attempt,
+                "tm_id": given.tm_id,
+                "segment_id": given.segment_id,
+                "input_rows": given.input_rows,
+                "restore_ms": given.restore_ms,
+                "acked_at": func.now(),
+            },
+        )
+    )
+
+
+def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
+    acked = (
+        select(func.count())
+        .select_from(SubtaskAck)
+        .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
+        .scalar_subquery()
+    )
+    connection.execute(
+        update(Checkpoint)
+        .where(
+            Checkpoint.job_id == job_id,
+            Checkpoint.checkpoint_id == checkpoint_id,
+            Checkpoint.status == CheckpointStatus.IN_PROGRESS,
+            Checkpoint.parallelism == acked,
+        )
+        .values(status=CheckpointStatus.COMPLETED, completed_at=func.now())
+    )

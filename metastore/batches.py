@@ -1,0 +1,290 @@
+"""Beginning a micro-batch: its checkpoint, its parent, and the fencing of older runs.
+
+Lock order everywhere: the job's row, then the checkpoint's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    SQLColumnExpression,
+    and_,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.errors import FencedError, RefusedError
+from cairn.handles import SegmentHandle, SegmentKind
+from metastore.checkpoints import HANDLE_COLUMNS, handle_of, kill_segments
+from metastore.models import (
+    Checkpoint,
+    CheckpointStatus,
+    Job,
+    PhysicalFile,
+    Run,
+    Segment,
+    SegmentStatus,
+    SubtaskAck,
+)
+from metastore.runs import refuse_second_query
+
+OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRef:
+    """A micro-batch as a task knows it."""
+
+    job: str
+    job_id: str
+    epoch: int
+    query_id: str
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParentAck:
+    """The attempt whose changes count for one subtask of the parent, and its changelog."""
+
+    attempt_id: str
+    segment: SegmentHandle | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The checkpoint whose state a batch starts from, and the run that made it. `acks` is by subtask."""
+
+    checkpoint_id: int
+    run_id: str
+    parent_checkpoint: int | None
+    parallelism: int
+    acks: dict[int, ParentAck]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Milliseconds since 1970 by the database's clock; bases by the start of their key groups."""
+
+    now_ms: int
+    job_created_ms: int
+    base_made_ms: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStart:
+    """What a task needs to begin: its checkpoint, the parent (None: no state yet), and the time."""
+
+    checkpoint_id: int
+    parent: Parent | None
+    clock: Clock
+
+
+def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
+    """Opens the checkpoint of a batch, or finds it open; confirms the parent; fences older runs.
+
+    Raises:
+        FencedError: a newer run has begun a batch, or has taken this one again.
+        RefusedError: the job belongs to another query, or the parent's state is not whole.
+    """
+    job = connection.execute(
+        select(Job.__table__).where(Job.job_id == batch.job_id).with_for_update()
+    ).one()
+    if job.current_epoch > batch.epoch:
+        raise FencedError(
+            f"run {batch.epoch} was replaced by run {job.current_epoch}", job=batch.job
+        )
+    if job.query_id is not None and job.query_id != batch.query_id:
+        raise refuse_second_query(batch.job, job.query_id, batch.query_id)
+    found = connection.execute(
+        select(Checkpoint.checkpoint_id, Checkpoint.status, Checkpoint.parent_checkpoint).where(
+            Checkpoint.job_id == batch.job_id,
+            Checkpoint.epoch == batch.epoch,
+            Checkpoint.query_id == batch.query_id,
+            Checkpoint.batch_id == batch.batch_id,
+        )
+    ).one_or_none()
+    if found is None:
+        parent_id = _confirm_parent(connection, batch)
+        checkpoint_id = _open_checkpoint(connection, batch, job.next_checkpoint_id, parent_id)
+    elif found.status in OPEN:
+        checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
+    else:
+        raise FencedError(
+            f"batch {batch.batch_id} is {found.status.value}; a late attempt of it changes nothing",
+            job=batch.job,
+            checkpoint=found.checkpoint_id,
+        )
+    parent = None if parent_id is None else _parent(connection, batch.job_id, parent_id)
+    return BatchStart(checkpoint_id, parent, _clock(connection, batch))
+
+
+def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
+    """Returns the checkpoint of the batch before, now CONFIRMED; None for a job's first batch."""
+    of_query = and_(Checkpoint.job_id == batch.job_id, Checkpoint.query_id == batch.query_id)
+    passed = connection.scalar(
+        select(func.max(Checkpoint.batch_id)).where(
+            of_query,
+            Checkpoint.status.in_([CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED]),
+        )
+    )
+    if passed is not None and passed >= batch.batch_id:
+        raise RefusedError(
+            f"Spark begins batch {batch.batch_id}, but batch {passed} of this query was already "
+            "committed: its checkpointLocation was moved back or edited. Put it back, or start "
+            "over with a new checkpointLocation and a new job name",
+            job=batch.job,
+        )
+    previous = connection.execute(
+        select(Checkpoint.__table__)
+        .where(
+            of_query,
+            Checkpoint.batch_id == batch.batch_id - 1,
+            Checkpoint.status != CheckpointStatus.ABORTED,
+        )
+        .order_by(Checkpoint.checkpoint_id.desc())
+        .limit(1)
+    ).one_or_none()
+    if previous is None:
+        if batch.batch_id == 0:
+            return None
+        raise RefusedError(
+            f"Spark begins batch {batch.batch_id}, but the metastore has no checkpoint of batch "
+            f"{batch.batch_id - 1}: the job is new here, or that batch never ran the stateful "
+            "operator. Use the metastore that the query ran with, run every batch's plan in "
+            "foreachBatch, or start over with a new checkpointLocation",
+            job=batch.job,
+        )
+    if previous.status == CheckpointStatus.IN_PROGRESS:
+        raise _hole(connection, batch, previous)
+    if previous.status == CheckpointStatus.COMPLETED:
+        connection.execute(
+            update(Checkpoint)
+            .where(
+                Checkpoint.job_id == batch.job_id,
+                Checkpoint.checkpoint_id == previous.checkpoint_id,
+            )
+            .values(status=CheckpointStatus.CONFIRMED, confirmed_at=func.now())
+        )
+    return int(previous.checkpoint_id)
+
+
+def _hole(connection: Connection, batch: BatchRef, previous: Row[*tuple[Any, ...]]) -> RefusedError:
+    acked = set(
+        connection.scalars(
+            select(SubtaskAck.subtask).where(
+                SubtaskAck.job_id == batch.job_id,
+                SubtaskAck.checkpoint_id == previous.checkpoint_id,
+            )
+        )
+    )
+    missing = [i for i in range(previous.parallelism) if i not in acked]
+    return RefusedError(
+        f"subtasks {missing} never acknowledged batch {previous.batch_id}, so its state is not "
+        "whole: something downstream (a limit, a take in foreachBatch) stopped before all "
+        "partitions ran. Run the whole result of the stateful operator in every batch",
+        job=batch.job,
+        checkpoint=previous.checkpoint_id,
+    )
+
+
+def _open_checkpoint(
+    connection: Connection, batch: BatchRef, checkpoint_id: int, parent_id: int | None
+) -> int:
+    _abort_older_runs(connection, batch)
+    connection.execute(
+        update(Job)
+        .where(Job.job_id == batch.job_id)
+        .values(current_epoch=batch.epoch, next_checkpoint_id=checkpoint_id + 1)
+    )
+    parallelism = connection.execute(
+        update(Run)
+        .where(Run.job_id == batch.job_id, Run.epoch == batch.epoch)
+        .values(started_at=func.coalesce(Run.started_at, func.now()))
+        .returning(Run.parallelism)
+    ).scalar_one()
+    connection.execute(
+        insert(Checkpoint).values(
+            job_id=batch.job_id,
+            checkpoint_id=checkpoint_id,
+            epoch=batch.epoch,
+            query_id=batch.query_id,
+            batch_id=batch.batch_id,
+            parallelism=parallelism,
+            parent_checkpoint=parent_id,
+        )
+    )
+    return checkpoint_id
+
+
+def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
+    aborted = connection.scalars(
+        update(Checkpoint)
+        .where(
+            Checkpoint.job_id == batch.job_id,
+            Checkpoint.epoch < batch.epoch,
+            Checkpoint.status.in_(OPEN),
+        )
+        .values(status=CheckpointStatus.ABORTED, ended_at=func.now())
+        .returning(Checkpoint.checkpoint_id)
+    ).all()
+    if aborted:
+        # A base is the state of a confirmed checkpoint and outlives the one it was made in.
+        kill_segments(
+            connection,
+            and_(
+                Segment.job_id == batch.job_id,
+                Segment.as_of_checkpoint.in_(aborted),
+                Segment.kind == SegmentKind.CHANGELOG,
+            ),
+        )
+
+
+def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
+    row = connection.execute(
+        select(Checkpoint.parent_checkpoint, Checkpoint.parallelism, Run.run_id)
+        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
+    ).one()
+    acks = connection.execute(
+        select(SubtaskAck.subtask, SubtaskAck.attempt_id, *HANDLE_COLUMNS)
+        .outerjoin(Segment, Segment.segment_id == SubtaskAck.segment_id)
+        .outerjoin(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
+        .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
+    )
+    return Parent(
+        checkpoint_id,
+        str(row.run_id),
+        row.parent_checkpoint,
+        row.parallelism,
+        {
+            ack.subtask: ParentAck(str(ack.attempt_id), ack.segment_id and handle_of(ack))
+            for ack in acks
+        },
+    )
+
+
+def _clock(connection: Connection, batch: BatchRef) -> Clock:
+    def ms(moment: SQLColumnExpression[datetime]) -> SQLColumnExpression[int]:
+        return func.floor(func.extract("epoch", moment) * 1000)
+
+    bases = connection.execute(
+        select(func.lower(Segment.key_groups), ms(func.max(Segment.created_at)))
+        .where(
+            Segment.job_id == batch.job_id,
+            Segment.kind == SegmentKind.KEYED_FULL,
+            Segment.status == SegmentStatus.LIVE,
+        )
+        .group_by(func.lower(Segment.key_groups))
+    )
+    now, created = connection.execute(
+        select(ms(func.now()), ms(Job.created_at)).where(Job.job_id == batch.job_id)
+    ).one()
+    return Clock(int(now), int(created), {start: int(made) for start, made in bases})

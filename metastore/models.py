@@ -1,0 +1,330 @@
+"""The metastore's tables. One row per fact, grain in each docstring; states are guarded by SQL.
+
+Tables carry no behaviour: transactions are in `metastore.runs`, `metastore.checkpoints` and
+`metastore.upkeep`, legal state transitions in the trigger that the migrations install.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Enum,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from cairn.handles import Scope, SegmentKind
+
+SCHEMA = "cairn"
+
+
+class CheckpointStatus(StrEnum):
+    """IN_PROGRESS → COMPLETED → CONFIRMED → SUBSUMED; IN_PROGRESS, COMPLETED → ABORTED."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    """Some subtasks have not acknowledged."""
+    COMPLETED = "COMPLETED"
+    """All subtasks have; Spark may still replay the batch."""
+    CONFIRMED = "CONFIRMED"
+    """Spark has committed the batch, which the start of the next one proves."""
+    SUBSUMED = "SUBSUMED"
+    """Older than every retained checkpoint."""
+    ABORTED = "ABORTED"
+    """A newer run took its batch again."""
+
+
+class FileStatus(StrEnum):
+    """WRITING → SEALED → CONDEMNED → DELETED; WRITING → CONDEMNED."""
+
+    WRITING = "WRITING"
+    """The write intent, committed before the first byte."""
+    SEALED = "SEALED"
+    """Whole and durable."""
+    CONDEMNED = "CONDEMNED"
+    """Holds nothing that any checkpoint needs; to be deleted."""
+    DELETED = "DELETED"
+
+
+class SegmentStatus(StrEnum):
+    """LIVE → DEAD."""
+
+    LIVE = "LIVE"
+    """Some retained or future checkpoint needs it."""
+    DEAD = "DEAD"
+
+
+class MaintenanceStatus(StrEnum):
+    """PLANNED → APPLIED or FAILED."""
+
+    PLANNED = "PLANNED"
+    APPLIED = "APPLIED"
+    FAILED = "FAILED"
+
+
+class StateKind(StrEnum):
+    """The three kinds of state variable."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+
+
+def _enum(values: type[StrEnum]) -> Enum:
+    return Enum(
+        values,
+        native_enum=False,
+        create_constraint=False,
+        length=16,
+        values_callable=lambda e: [m.value for m in e],
+    )
+
+
+def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
+    allowed = ", ".join(f"'{m.value}'" for m in values)
+    return CheckConstraint(f"{column} IN ({allowed})", name=f"{column}_known")
+
+
+class Base(DeclarativeBase):
+    """Declarative base of the schema `cairn`."""
+
+    metadata = MetaData(
+        schema=SCHEMA,
+        naming_convention={
+            "ix": "ix_%(table_name)s__%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s__%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s__%(constraint_name)s",
+            "fk": "fk_%(table_name)s__%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        },
+    )
+    type_annotation_map: ClassVar = {
+        str: Text(),
+        int: BigInteger(),
+        datetime: DateTime(timezone=True),
+        dict[str, Any]: JSONB(),
+        Range[int]: INT4RANGE(),
+    }
+
+
+class Job(Base):
+    """One row per job: a named stateful operator with its own state and storage root."""
+
+    __tablename__ = "jobs"
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    storage: Mapped[str]
+    max_parallelism: Mapped[int]
+    num_retained: Mapped[int]
+    key_schema: Mapped[dict[str, Any]]
+    query_id: Mapped[str | None]
+    """Spark's query; bound by the first acknowledgement."""
+    current_epoch: Mapped[int] = mapped_column(server_default="0")
+    """The newest run that has started a batch; older ones are fenced."""
+    next_checkpoint_id: Mapped[int] = mapped_column(server_default="1")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Run(Base):
+    """One row per start of a job's query: registered when the plan is built."""
+
+    __tablename__ = "runs"
+    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[UUID] = mapped_column(unique=True)
+    parallelism: Mapped[int]
+    query_id: Mapped[str | None]
+    registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    """When its first batch began."""
+
+
+class StateVariable(Base):
+    """One row per state variable of a job; the id is its place in binary keys, for ever."""
+
+    __tablename__ = "state_variables"
+    __table_args__ = (UniqueConstraint("job_id", "name"), _one_of("kind", StateKind))
+    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
+    state_id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
+    name: Mapped[str]
+    kind: Mapped[StateKind] = mapped_column(_enum(StateKind))
+    value_schema: Mapped[dict[str, Any]]
+    user_key_schema: Mapped[dict[str, Any] | None]
+
+
+class Checkpoint(Base):
+    """One row per micro-batch that a run began; the id grows for ever within the job."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
+        UniqueConstraint("job_id", "epoch", "query_id", "batch_id"),
+        Index(None, "job_id", "query_id", "batch_id"),
+        Index(
+            "ix_checkpoints__open",
+            "job_id",
+            "checkpoint_id",
+            postgresql_where=text("status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')"),
+        ),
+        _one_of("status", CheckpointStatus),
+    )
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    checkpoint_id: Mapped[int] = mapped_column(primary_key=True)
+    epoch: Mapped[int]
+    query_id: Mapped[str]
+    batch_id: Mapped[int]
+    parallelism: Mapped[int]
+    parent_checkpoint: Mapped[int | None]
+    """The checkpoint whose state this one starts from; null: from nothing."""
+    status: Mapped[CheckpointStatus] = mapped_column(
+        _enum(CheckpointStatus), server_default=CheckpointStatus.IN_PROGRESS
+    )
+    began_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    completed_at: Mapped[datetime | None]
+    confirmed_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    """When it was subsumed or aborted."""
+
+
+class PhysicalFile(Base):
+    """One row per object ever intended for storage; `path` is its key below the job's storage."""
+
+    __tablename__ = "physical_files"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
+        UniqueConstraint("job_id", "path"),
+        Index(
+            "ix_physical_files__undeleted",
+            "job_id",
+            "file_id",
+            postgresql_where=text("status <> 'DELETED'"),
+        ),
+        _one_of("status", FileStatus),
+        _one_of("scope", Scope),
+        CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
+    )
+    file_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    epoch: Mapped[int]
+    path: Mapped[str]
+    scope: Mapped[Scope] = mapped_column(_enum(Scope))
+    status: Mapped[FileStatus] = mapped_column(_enum(FileStatus), server_default=FileStatus.WRITING)
+    size_bytes: Mapped[int | None]
+    live_bytes: Mapped[int] = mapped_column(server_default="0")
+    """Sum over its LIVE segments, kept by a trigger on `segments`."""
+    live_segments: Mapped[int] = mapped_column(server_default="0")
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    sealed_at: Mapped[datetime | None]
+    condemned_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+
+
+class Segment(Base):
+    """One row per segment. Part of checkpoint c iff first <= c and (released is null or c < it)."""
+
+    __tablename__ = "segments"
+    __table_args__ = (
+        Index(
+            "ix_segments__live",
+            "job_id",
+            "first_checkpoint",
+            postgresql_where=text("status = 'LIVE'"),
+        ),
+        Index(None, "file_id"),
+        _one_of("status", SegmentStatus),
+        _one_of("kind", SegmentKind),
+        CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
+    )
+    segment_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id))
+    kind: Mapped[SegmentKind] = mapped_column(_enum(SegmentKind))
+    subtask: Mapped[int]
+    key_groups: Mapped[Range[int]]
+    offset_bytes: Mapped[int]
+    size_bytes: Mapped[int]
+    sha256: Mapped[str]
+    entries: Mapped[int]
+    first_checkpoint: Mapped[int]
+    as_of_checkpoint: Mapped[int]
+    """The checkpoint whose state it brings a restore to; below `first_checkpoint` for a base."""
+    released_checkpoint: Mapped[int | None]
+    status: Mapped[SegmentStatus] = mapped_column(
+        _enum(SegmentStatus), server_default=SegmentStatus.LIVE
+    )
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class SubtaskAck(Base):
+    """One row per checkpoint and subtask: the attempt whose changes count."""
+
+    __tablename__ = "subtask_acks"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
+        ),
+        Index(None, "segment_id"),
+    )
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    checkpoint_id: Mapped[int] = mapped_column(primary_key=True)
+    subtask: Mapped[int] = mapped_column(primary_key=True)
+    attempt_id: Mapped[UUID]
+    task_attempt: Mapped[int]
+    """Spark's task attempt id: grows within an application, so the latest attempt is known."""
+    tm_id: Mapped[str]
+    segment_id: Mapped[UUID | None] = mapped_column(ForeignKey(Segment.segment_id))
+    """Null: the subtask changed nothing."""
+    input_rows: Mapped[int]
+    restore_ms: Mapped[int]
+    """How long the subtask took to bring its local state to the parent."""
+    acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class MaintenanceRun(Base):
+    """One row per stored plan of a maintenance action on one job."""
+
+    __tablename__ = "maintenance_runs"
+    __table_args__ = (_one_of("status", MaintenanceStatus),)
+    maintenance_run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))
+    action: Mapped[str]
+    plan: Mapped[dict[str, Any]]
+    plan_sha256: Mapped[str]
+    status: Mapped[MaintenanceStatus] = mapped_column(
+        _enum(MaintenanceStatus), server_default=MaintenanceStatus.PLANNED
+    )
+    result: Mapped[dict[str, Any] | None]
+    planned_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    finished_at: Mapped[datetime | None]
+
+
+class Deletion(Base):
+    """One row per object to delete, committed before its bytes go: the delete intent."""
+
+    __tablename__ = "deletions"
+    __table_args__ = (
+        Index("ix_deletions__open", "job_id", "file_id", postgresql_where=text("done_at IS NULL")),
+    )
+    file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))
+    path: Mapped[str]
+    maintenance_run_id: Mapped[UUID] = mapped_column(ForeignKey(MaintenanceRun.maintenance_run_id))
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    last_error: Mapped[str | None]
+    requested_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    done_at: Mapped[datetime | None]

@@ -1,0 +1,46 @@
+-- Grain: one row per checkpoint, that is per micro-batch that a run began.
+-- Columns: job_id, job_name, checkpoint_id, query_id and batch_id (Spark's names for it), status,
+--   epoch (the run), acks of parallelism subtasks, duration_ms (from begin to the last ack),
+--   input_rows, new_segments, new_bytes and new_files (what became part of the state with it:
+--   changelog of the batch, and bases that were materialised before it), began_at, completed_at,
+--   confirmed_at, ended_at (subsumed or aborted).
+-- Read by: `cairn checkpoints`, dashboards on checkpoint duration and size.
+SELECT
+    c.job_id,
+    j.name AS job_name,
+    c.checkpoint_id,
+    c.query_id,
+    c.batch_id,
+    c.status,
+    c.epoch,
+    a.acks,
+    c.parallelism,
+    CAST(round(extract(EPOCH FROM c.completed_at - c.began_at) * 1000) AS bigint) AS duration_ms,
+    a.input_rows,
+    coalesce(s.new_segments, 0) AS new_segments,
+    coalesce(s.new_bytes, 0) AS new_bytes,
+    coalesce(s.new_files, 0) AS new_files,
+    c.began_at,
+    c.completed_at,
+    c.confirmed_at,
+    c.ended_at
+FROM cairn.checkpoints AS c
+JOIN cairn.jobs AS j ON j.job_id = c.job_id
+CROSS JOIN LATERAL (
+    SELECT
+        count(*) AS acks,
+        CAST(coalesce(sum(subtask_acks.input_rows), 0) AS bigint) AS input_rows
+    FROM cairn.subtask_acks
+    WHERE subtask_acks.job_id = c.job_id
+      AND subtask_acks.checkpoint_id = c.checkpoint_id
+) AS a
+LEFT JOIN (
+    SELECT
+        segments.job_id,
+        segments.first_checkpoint,
+        count(*) AS new_segments,
+        CAST(sum(segments.size_bytes) AS bigint) AS new_bytes,
+        count(DISTINCT segments.file_id) AS new_files
+    FROM cairn.segments
+    GROUP BY segments.job_id, segments.first_checkpoint
+) AS s ON s.job_id = c.job_id AND s.first_checkpoint = c.checkpoint_id

@@ -1,0 +1,59 @@
+-- Grain: one row per physical file ever intended, deleted ones too.
+-- Columns: job_id, job_name, file_id, path (key below the job's storage), scope, status,
+--   size_bytes (null until sealed), live_bytes, live_segments, amplification (size_bytes over
+--   live_bytes; null when nothing is live), oldest_checkpoint and newest_checkpoint (of those not
+--   subsumed or aborted that need it), kept_because (in words), created_at, deleted_at.
+-- Read by: `cairn files`, and by people who ask why an object is still there.
+SELECT
+    f.job_id,
+    j.name AS job_name,
+    f.file_id,
+    f.path,
+    f.scope,
+    f.status,
+    f.size_bytes,
+    f.live_bytes,
+    f.live_segments,
+    CAST(f.size_bytes AS double precision) / nullif(f.live_bytes, 0) AS amplification,
+    n.oldest_checkpoint,
+    n.newest_checkpoint,
+    CASE
+        WHEN f.status = 'DELETED' THEN 'not kept: deleted'
+        WHEN f.status = 'CONDEMNED' AND d.file_id IS NULL
+            THEN 'condemned: the next cleanup asks for its deletion'
+        WHEN f.status = 'CONDEMNED'
+            THEN 'condemned: deletion asked for, tried ' || d.attempts || ' times'
+                || coalesce(', last error: ' || d.last_error, '')
+        WHEN f.status = 'WRITING' THEN 'write intent of run ' || f.epoch || ': not sealed yet'
+        WHEN f.live_segments = 0 THEN 'nothing in it is live: the next cleanup condemns it'
+        WHEN n.oldest_checkpoint = n.newest_checkpoint
+            THEN 'needed by checkpoint ' || n.oldest_checkpoint
+        WHEN n.oldest_checkpoint IS NOT NULL
+            THEN 'needed by checkpoints ' || n.oldest_checkpoint || ' to ' || n.newest_checkpoint
+        WHEN n.future_checkpoint IS NOT NULL
+            THEN 'needed from checkpoint ' || n.future_checkpoint || ' on'
+        ELSE 'no retained checkpoint needs it: the next cleanup releases it'
+    END AS kept_because,
+    f.created_at,
+    f.deleted_at
+FROM cairn.physical_files AS f
+JOIN cairn.jobs AS j ON j.job_id = f.job_id
+LEFT JOIN cairn.deletions AS d ON d.file_id = f.file_id
+CROSS JOIN LATERAL (
+    SELECT
+        min(checkpoints.checkpoint_id) AS oldest_checkpoint,
+        max(checkpoints.checkpoint_id) AS newest_checkpoint,
+        min(segments.first_checkpoint)
+            FILTER (WHERE segments.released_checkpoint IS NULL) AS future_checkpoint
+    FROM cairn.segments
+    LEFT JOIN cairn.checkpoints
+        ON checkpoints.job_id = segments.job_id
+        AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
+        AND checkpoints.checkpoint_id >= segments.first_checkpoint
+        AND (
+            segments.released_checkpoint IS NULL
+            OR checkpoints.checkpoint_id < segments.released_checkpoint
+        )
+    WHERE segments.file_id = f.file_id
+      AND segments.status = 'LIVE'
+) AS n

@@ -1,0 +1,35 @@
+-- Grain: one row per job.
+-- Columns: job_id, job_name, storage (root of its objects), parallelism and epoch (of the newest
+--   run registered), max_parallelism, num_retained, query_id (Spark's), checkpoints (COMPLETED or
+--   CONFIRMED), last_checkpoint and last_completed_at (of the newest of these), created_at.
+-- Read by: `cairn jobs`, and by people who look for a job's name.
+SELECT
+    j.job_id,
+    j.name AS job_name,
+    j.storage,
+    r.parallelism,
+    j.max_parallelism,
+    j.num_retained,
+    r.epoch,
+    j.query_id,
+    c.checkpoints,
+    c.last_checkpoint,
+    c.last_completed_at,
+    j.created_at
+FROM cairn.jobs AS j
+LEFT JOIN LATERAL (
+    SELECT runs.epoch, runs.parallelism
+    FROM cairn.runs
+    WHERE runs.job_id = j.job_id
+    ORDER BY runs.epoch DESC
+    LIMIT 1
+) AS r ON TRUE
+CROSS JOIN LATERAL (
+    SELECT
+        count(*) AS checkpoints,
+        max(checkpoints.checkpoint_id) AS last_checkpoint,
+        max(checkpoints.completed_at) AS last_completed_at
+    FROM cairn.checkpoints
+    WHERE checkpoints.job_id = j.job_id
+      AND checkpoints.status IN ('COMPLETED', 'CONFIRMED')
+) AS c

@@ -1,0 +1,90 @@
+"""Fixtures for everybody: a real PostgreSQL, a fresh metastore per test, storage on local disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+
+from metastore.embedded import resolve_url, stop
+from metastore.engine import dispose_engines
+from metastore.migrate import migrate
+
+S3_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_DEFAULT_REGION",
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _clean_environment() -> Iterator[None]:
+    """Keeps the machine's Cairn and AWS settings out of the tests.
+
+    Only the credentials stay where `CAIRN_TEST_S3_ENDPOINT` names a server that they are for.
+    """
+    kept = S3_CREDENTIALS if "CAIRN_TEST_S3_ENDPOINT" in os.environ else ()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("CAIRN_", "AWS_")) and not name.startswith(("CAIRN_TEST_", *kept)):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server for the session; the URL is of a migrated database, the template."""
+    directory = Path(tempfile.mkdtemp(prefix="cairn-test-"))
+    metastore = f"embedded:{directory}"
+    try:
+        url = resolve_url(metastore)
+        with _administer(url) as connection:
+            # What a crash of the machine would lose is lost anyway: the tests are over then.
+            connection.execute(text("ALTER SYSTEM SET fsync = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        migrate(url)
+        dispose_engines()
+        yield url
+    finally:
+        stop(metastore)
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def metastore_url(postgres: str) -> Iterator[str]:
+    """The URL of a fresh, migrated metastore."""
+    yield from _database(postgres, template="cairn")
+
+
+@pytest.fixture
+def empty_database_url(postgres: str) -> Iterator[str]:
+    """The URL of a fresh database without a schema."""
+    yield from _database(postgres, template="template1")
+
+
+@pytest.fixture
+def tmp_storage(tmp_path: Path) -> str:
+    """A `file://` URL below the test's own directory."""
+    return (tmp_path / "storage").as_uri()
+
+
+def _database(postgres: str, *, template: str) -> Iterator[str]:
+    name = f"test_{uuid4().hex}"
+    with _administer(postgres) as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    yield make_url(postgres).set(database=name).render_as_string(hide_password=False)
+    dispose_engines()
+    with _administer(postgres) as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def _administer(url: str) -> Connection:
+    server = make_url(url).set(database="postgres")
+    return create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()

@@ -1,0 +1,227 @@
+"""The planner against a small model of a job: what it lets go, and what it never may."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.errors import RefusedError
+from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
+from metastore.models import CheckpointStatus, FileStatus
+from metastore.upkeep import (
+    JobFacts,
+    OpenCheckpoint,
+    ReleasedSegment,
+    UndeletedFile,
+    UpkeepSnapshot,
+)
+
+OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
+SIZE_BYTES = 100
+
+
+@dataclass
+class ModelSegment:
+    segment_id: UUID
+    file_id: UUID
+    first: int
+    released: int | None
+    live: bool = True
+
+    def serves(self, checkpoint_id: int) -> bool:
+        return self.first <= checkpoint_id and (
+            self.released is None or checkpoint_id < self.released
+        )
+
+
+@dataclass
+class ModelFile:
+    file_id: UUID
+    status: FileStatus
+    epoch: int
+
+
+@dataclass
+class ModelJob:
+    """All rows of a job, in no clever order: the planner's inputs are derived from them."""
+
+    num_retained: int
+    current_epoch: int
+    checkpoints: dict[int, CheckpointStatus]
+    segments: list[ModelSegment]
+    files: dict[UUID, ModelFile] = field(default_factory=dict)
+
+    def snapshot(self) -> UpkeepSnapshot:
+        live = Counter(segment.file_id for segment in self.segments if segment.live)
+        return UpkeepSnapshot(
+            JobFacts("job-1", "job", "/storage", self.num_retained, self.current_epoch),
+            tuple(OpenCheckpoint(i, s) for i, s in self.checkpoints.items() if s in OPEN),
+            tuple(
+                ReleasedSegment(s.segment_id, s.file_id, s.first, s.released)
+                for s in self.segments
+                if s.live and s.released is not None
+            ),
+            tuple(
+                UndeletedFile(
+                    f.file_id,
+                    f"job-1/{f.file_id}.seg",
+                    f.status,
+                    f.epoch,
+                    SIZE_BYTES if f.status is FileStatus.SEALED else None,
+                    live[f.file_id],
+                )
+                for f in self.files.values()
+                if f.status in (FileStatus.WRITING, FileStatus.SEALED)
+            ),
+        )
+
+    def apply(self, plan: SubsumptionPlan) -> None:
+        for checkpoint_id in plan.subsumed_checkpoints:
+            assert self.checkpoints[checkpoint_id] is CheckpointStatus.CONFIRMED
+            self.checkpoints[checkpoint_id] = CheckpointStatus.SUBSUMED
+        for segment in self.segments:
+            segment.live = segment.live and segment.segment_id not in plan.dead_segments
+        for file in plan.condemned_files:
+            self.files[file.file_id].status = FileStatus.CONDEMNED
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> ModelJob:
+    last = draw(st.integers(0, 14))
+    checkpoints = {i: draw(st.sampled_from(CheckpointStatus)) for i in range(1, last + 1)}
+    epoch = draw(st.integers(1, 4))
+    files = {
+        UUID(int=n): ModelFile(
+            UUID(int=n),
+            draw(st.sampled_from([FileStatus.SEALED, FileStatus.SEALED, FileStatus.WRITING])),
+            draw(st.integers(1, 5)),
+        )
+        for n in range(draw(st.integers(0, 6)))
+    }
+    sealed = sorted(f.file_id for f in files.values() if f.status is FileStatus.SEALED)
+    segments = []
+    for n in range(draw(st.integers(0, 12)) if sealed else 0):
+        first = draw(st.integers(1, last + 1))
+        released = draw(st.none() | st.integers(first, last + 2))
+        segments.append(
+            ModelSegment(
+                UUID(int=100 + n),
+                draw(st.sampled_from(sealed)),
+                first,
+                released,
+                live=released is None or draw(st.booleans()),
+            )
+        )
+    return ModelJob(draw(st.integers(2, 5)), epoch, checkpoints, segments, files)
+
+
+@given(jobs())
+def test_the_newest_confirmed_and_all_unconfirmed_checkpoints_stay(job: ModelJob) -> None:
+    confirmed = [i for i, s in job.checkpoints.items() if s is CheckpointStatus.CONFIRMED]
+    plan = plan_subsumption(job.snapshot())
+    assert set(plan.subsumed_checkpoints) == set(sorted(confirmed)[: -job.num_retained])
+    unconfirmed = {i for i, s in job.checkpoints.items() if s in OPEN and i not in confirmed}
+    newest = set(sorted(confirmed)[-job.num_retained :])
+    assert set(plan.retained_checkpoints) == unconfirmed | newest
+
+
+@given(jobs())
+def test_no_needed_segment_dies_and_no_file_that_holds_one_is_condemned(job: ModelJob) -> None:
+    plan = plan_subsumption(job.snapshot())
+    condemned = {file.file_id for file in plan.condemned_files}
+    for segment in job.segments:
+        needed = segment.live and (
+            segment.released is None or any(map(segment.serves, plan.retained_checkpoints))
+        )
+        if needed:
+            assert segment.segment_id not in plan.dead_segments
+            assert segment.file_id not in condemned
+        elif segment.live:
+            assert segment.segment_id in plan.dead_segments
+
+
+@given(jobs())
+def test_what_a_plan_leaves_is_needed_or_in_flight(job: ModelJob) -> None:
+    job.apply(plan_subsumption(job.snapshot()))
+    live_in = {segment.file_id for segment in job.segments if segment.live}
+    for file in job.files.values():
+        if file.status is FileStatus.SEALED:
+            assert file.file_id in live_in
+        if file.status is FileStatus.WRITING:
+            assert file.epoch >= job.current_epoch
+
+
+@given(jobs())
+def test_a_second_plan_after_the_first_is_empty(job: ModelJob) -> None:
+    first = plan_subsumption(job.snapshot())
+    job.apply(first)
+    second = plan_subsumption(job.snapshot())
+    assert second.is_empty
+    assert second.freed_bytes == 0
+    assert second.retained_checkpoints == first.retained_checkpoints
+
+
+@given(jobs(), st.randoms(use_true_random=False))
+def test_a_plan_is_a_function_of_the_rows_and_not_of_their_order(
+    job: ModelJob, rng: random.Random
+) -> None:
+    snapshot = job.snapshot()
+    shuffled = replace(
+        snapshot,
+        checkpoints=tuple(rng.sample(snapshot.checkpoints, len(snapshot.checkpoints))),
+        segments=tuple(rng.sample(snapshot.segments, len(snapshot.segments))),
+        files=tuple(rng.sample(snapshot.files, len(snapshot.files))),
+    )
+    plan = plan_subsumption(snapshot)
+    assert plan_subsumption(shuffled) == plan
+    assert plan_subsumption(shuffled).sha256 == plan.sha256
+
+
+@given(jobs())
+def test_a_plan_survives_json_with_its_digest(job: ModelJob) -> None:
+    plan = plan_subsumption(job.snapshot())
+    again = SubsumptionPlan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+    assert again.sha256 == plan.sha256
+
+
+@given(jobs())
+def test_the_digest_tells_plans_apart(job: ModelJob) -> None:
+    plan = plan_subsumption(job.snapshot())
+    assert replace(plan, epoch=plan.epoch + 1).sha256 != plan.sha256
+
+
+def test_reasons_name_what_freed_the_file() -> None:
+    sealed, empty, fenced, in_flight = (UUID(int=n) for n in range(4))
+    job = ModelJob(
+        num_retained=2,
+        current_epoch=3,
+        checkpoints=dict.fromkeys((1, 2, 3), CheckpointStatus.CONFIRMED),
+        segments=[ModelSegment(UUID(int=9), sealed, 1, 2)],
+        files={
+            sealed: ModelFile(sealed, FileStatus.SEALED, 3),
+            empty: ModelFile(empty, FileStatus.SEALED, 3),
+            fenced: ModelFile(fenced, FileStatus.WRITING, 2),
+            in_flight: ModelFile(in_flight, FileStatus.WRITING, 3),
+        },
+    )
+    plan = plan_subsumption(job.snapshot())
+    assert {file.file_id: file.reason for file in plan.condemned_files} == {
+        sealed: "sealed, and no retained checkpoint needs its last live segments (1)",
+        empty: "sealed, and holds no live segment",
+        fenced: "its writer, run 2, was replaced by run 3 and can never seal it",
+    }
+    assert plan.freed_bytes == 2 * SIZE_BYTES
+
+
+def test_a_job_that_retains_one_checkpoint_is_refused() -> None:
+    job = ModelJob(1, 1, dict.fromkeys((1, 2, 3), CheckpointStatus.CONFIRMED), [])
+    with pytest.raises(RefusedError, match=r"num_retained is 1.*job job"):
+        plan_subsumption(job.snapshot())

@@ -1,0 +1,194 @@
+"""Rows of one job, made the legal way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy.dialects.postgresql import Range
+
+from cairn.handles import Scope, SegmentKind
+from metastore.engine import run_transaction
+from metastore.models import (
+    Base,
+    Checkpoint,
+    Deletion,
+    FileStatus,
+    Job,
+    MaintenanceRun,
+    PhysicalFile,
+    Run,
+    Segment,
+    SubtaskAck,
+)
+
+PATHS = {
+    "checkpoints": ["IN_PROGRESS", "COMPLETED", "CONFIRMED", "SUBSUMED"],
+    "physical_files": ["WRITING", "SEALED", "CONDEMNED", "DELETED"],
+    "segments": ["LIVE", "DEAD"],
+    "maintenance_runs": ["PLANNED", "FAILED", "APPLIED"],
+}
+"""A legal way through every table's states."""
+
+
+@dataclass
+class Rows:
+    """Makes rows of one job the legal way, and reads and changes them."""
+
+    url: str
+    job_id: str = "clicks-1a2b"
+    role: str = "postgres"
+
+    def execute(self, statement: Any, role: str | None = None) -> list[Any]:
+        def work(connection: Connection) -> list[Any]:
+            connection.execute(text(f"SET LOCAL ROLE {role or self.role}"))
+            result = connection.execute(statement)
+            return list(result.mappings()) if result.returns_rows else []
+
+        return run_transaction(self.url, work, what="testing")
+
+    def job(self, parallelism: int = 2) -> None:
+        self.execute(
+            insert(Job).values(
+                job_id=self.job_id,
+                name="clicks",
+                storage="file:///nowhere",
+                max_parallelism=8,
+                num_retained=3,
+                key_schema={"type": "struct", "fields": []},
+            )
+        )
+        self.run(1, parallelism)
+
+    def run(self, epoch: int, parallelism: int) -> None:
+        self.execute(
+            insert(Run).values(
+                job_id=self.job_id, epoch=epoch, run_id=uuid4(), parallelism=parallelism
+            )
+        )
+
+    def checkpoint(
+        self, checkpoint_id: int, status: str = "IN_PROGRESS", epoch: int = 1, parallelism: int = 2
+    ) -> None:
+        self.execute(
+            insert(Checkpoint).values(
+                job_id=self.job_id,
+                checkpoint_id=checkpoint_id,
+                epoch=epoch,
+                query_id="q",
+                batch_id=checkpoint_id,
+                parallelism=parallelism,
+            )
+        )
+        which = Checkpoint.checkpoint_id == checkpoint_id
+        if status == "ABORTED":
+            self.set_status(Checkpoint, which, status)
+        else:
+            self.walk(Checkpoint, which, status)
+
+    def ack(self, checkpoint_id: int, subtask: int, input_rows: int) -> None:
+        self.execute(
+            insert(SubtaskAck).values(
+                job_id=self.job_id,
+                checkpoint_id=checkpoint_id,
+                subtask=subtask,
+                attempt_id=uuid4(),
+                task_attempt=1,
+                tm_id="tm",
+                input_rows=input_rows,
+                restore_ms=0,
+            )
+        )
+
+    def file(
+        self,
+        status: str = "SEALED",
+        size_bytes: int = 1000,
+        scope: Scope = Scope.TASK_MANAGER,
+    ) -> UUID:
+        file_id = uuid4()
+        self.execute(
+            insert(PhysicalFile).values(
+                file_id=file_id, job_id=self.job_id, epoch=1, path=f"{file_id}.seg", scope=scope
+            )
+        )
+        which = PhysicalFile.file_id == file_id
+        if status != "WRITING":
+            self.execute(
+                update(PhysicalFile)
+                .where(which)
+                .values(status=FileStatus.SEALED, size_bytes=size_bytes, sealed_at=text("now()"))
+            )
+            self.walk(PhysicalFile, which, status, start="SEALED")
+        return file_id
+
+    def segment(
+        self,
+        file_id: UUID,
+        size_bytes: int = 100,
+        first_checkpoint: int = 1,
+        released_checkpoint: int | None = None,
+        status: str = "LIVE",
+    ) -> UUID:
+        segment_id = uuid4()
+        self.execute(
+            insert(Segment).values(
+                segment_id=segment_id,
+                job_id=self.job_id,
+                file_id=file_id,
+                kind=SegmentKind.CHANGELOG,
+                subtask=0,
+                key_groups=Range(0, 4),
+                offset_bytes=0,
+                size_bytes=size_bytes,
+                sha256="00",
+                entries=1,
+                first_checkpoint=first_checkpoint,
+                as_of_checkpoint=first_checkpoint,
+                released_checkpoint=released_checkpoint,
+            )
+        )
+        self.walk(Segment, Segment.segment_id == segment_id, status)
+        return segment_id
+
+    def maintenance_run(self, status: str = "PLANNED") -> UUID:
+        run_id = uuid4()
+        self.execute(
+            insert(MaintenanceRun).values(
+                maintenance_run_id=run_id,
+                job_id=self.job_id,
+                action="subsumption",
+                plan={},
+                plan_sha256="00",
+            )
+        )
+        which = MaintenanceRun.maintenance_run_id == run_id
+        self.set_status(MaintenanceRun, which, status)
+        return run_id
+
+    def deletion(self, file_id: UUID) -> None:
+        run_id = self.maintenance_run()
+        self.execute(
+            insert(Deletion).values(
+                file_id=file_id, job_id=self.job_id, path="x", maintenance_run_id=run_id
+            )
+        )
+
+    def walk(self, table: type[Base], which: Any, status: str, start: str | None = None) -> None:
+        path = PATHS[table.__tablename__]
+        begin = path.index(start) if start else 0
+        for step in path[begin + 1 : path.index(status) + 1]:
+            self.set_status(table, which, step)
+
+    def set_status(self, table: type[Base], which: Any, status: str) -> None:
+        self.execute(update(table).where(which).values(status=status))
+
+    def counters(self, file_id: UUID) -> tuple[int, int]:
+        columns = select(PhysicalFile.live_segments, PhysicalFile.live_bytes)
+        [row] = self.execute(columns.where(PhysicalFile.file_id == file_id))
+        return row["live_segments"], row["live_bytes"]
+
+    def view(self, name: str) -> list[Any]:
+        return self.execute(text(f"SELECT * FROM cairn.{name}"))  # noqa: S608

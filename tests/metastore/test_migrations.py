@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from cairn.errors import RefusedError
+from metastore.engine import open_engine, run_transaction
+from metastore.migrate import (
+    alembic_config,
+    current_revision,
+    head_revision,
+    migrate,
+    require_current,
+)
+from metastore.models import SCHEMA, Base
+
+
+def differences(connection: Connection) -> Sequence[object]:
+    def in_our_schema(name: str | None, kind: str, _parents: object) -> bool:
+        is_ours = kind != "schema" or name == SCHEMA
+        return is_ours and (kind, name) != ("table", "alembic_version")
+
+    context = MigrationContext.configure(
+        connection,
+        opts={
+            "include_schemas": True,
+            "include_name": in_our_schema,
+            "compare_type": True,
+            "compare_server_default": True,
+        },
+    )
+    return compare_metadata(context, Base.metadata)
+
+
+def checks(connection: Connection) -> dict[str, str]:
+    """Every CHECK and index of the schema as the server words it, whoever made it."""
+    rows = connection.execute(
+        text(
+            "SELECT conrelid::regclass || '.' || conname, pg_get_constraintdef(oid) "
+            "FROM pg_constraint WHERE connamespace = 'cairn'::regnamespace "
+            "UNION ALL SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'cairn'"
+        )
+    )
+    return {name: definition for name, definition in rows if "alembic_version" not in name}
+
+
+def test_migrated_schema_is_the_models_schema(metastore_url: str) -> None:
+    with open_engine(metastore_url).connect() as connection:
+        assert differences(connection) == []
+
+
+def test_migrated_constraints_and_indexes_read_as_the_models_do(
+    metastore_url: str, empty_database_url: str
+) -> None:
+    with open_engine(empty_database_url).begin() as connection:
+        connection.execute(text("CREATE SCHEMA cairn"))
+        Base.metadata.create_all(connection)
+        expected = checks(connection)
+    with open_engine(metastore_url).connect() as connection:
+        assert checks(connection) == expected
+
+
+def test_revisions_form_one_line() -> None:
+    script = ScriptDirectory.from_config(alembic_config())
+    assert script.get_heads() == [head_revision()]
+
+
+def test_migrating_applies_each_revision_once_and_then_nothing(empty_database_url: str) -> None:
+    script = ScriptDirectory.from_config(alembic_config())
+    in_order = [s.revision for s in reversed(list(script.walk_revisions()))]
+    assert current_revision(empty_database_url) is None
+    assert migrate(empty_database_url) == in_order
+    assert migrate(empty_database_url) == []
+    assert current_revision(empty_database_url) == head_revision()
+
+
+def test_processes_that_migrate_at_once_share_the_work(empty_database_url: str) -> None:
+    program = "import sys; from metastore.migrate import migrate; print(migrate(sys.argv[1]))"
+    root = Path(__file__).parents[2]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, empty_database_url],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    printed = [process.communicate()[0].strip() for process in running]
+    assert [process.returncode for process in running] == [0] * 4
+    assert sorted(line == "[]" for line in printed) == [False, True, True, True]
+
+
+def test_schema_that_is_missing_is_refused_with_the_command_to_run(
+    empty_database_url: str,
+) -> None:
+    with pytest.raises(RefusedError, match=r"at revision none, .* run `cairn db migrate`"):
+        require_current(empty_database_url)
+
+
+def test_schema_that_is_older_is_refused_with_both_revisions(metastore_url: str) -> None:
+    require_current(metastore_url)
+    set_revision(metastore_url, "0001")
+    with pytest.raises(RefusedError, match=rf"0001, this Cairn needs {head_revision()}"):
+        require_current(metastore_url)
+
+
+def test_schema_that_is_newer_is_neither_used_nor_migrated(metastore_url: str) -> None:
+    set_revision(metastore_url, "9999")
+    with pytest.raises(RefusedError, match=r"9999, which this Cairn .* upgrade Cairn"):
+        require_current(metastore_url)
+    with pytest.raises(RefusedError, match="9999"):
+        migrate(metastore_url)
+
+
+def set_revision(url: str, revision: str) -> None:
+    run_transaction(
+        url,
+        lambda c: c.execute(
+            text("UPDATE cairn.alembic_version SET version_num = :r"), {"r": revision}
+        ),
+        what="setting the revision",
+    )

@@ -1,0 +1,167 @@
+"""What each role can do, and that it can do no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import ProgrammingError
+
+from cairn.errors import RefusedError
+from metastore.embedded import resolve_url, stop
+from metastore.engine import dispose_engines, run_transaction
+from metastore.migrate import migrate, require_current
+from metastore.models import Base, PhysicalFile
+from tests.metastore.rows import Rows
+
+TABLES = [table.name for table in Base.metadata.sorted_tables]
+WRITTEN_BY_JOBS = {
+    "jobs",
+    "runs",
+    "state_variables",
+    "checkpoints",
+    "subtask_acks",
+    "physical_files",
+    "segments",
+}
+VIEWS = [
+    "v_jobs",
+    "v_checkpoint_history",
+    "v_files",
+    "v_space_amplification",
+    "v_native_comparison",
+]
+ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
+
+
+def may(rows: Rows, role: str, privilege: str, table: str) -> bool:
+    [row] = rows.execute(
+        text("SELECT has_table_privilege(:role, :table, :privilege) AS may").bindparams(
+            role=role, table=f"cairn.{table}", privilege=privilege
+        )
+    )
+    return bool(row["may"])
+
+
+def updatable(rows: Rows, role: str, table: str) -> set[str]:
+    found = rows.execute(
+        text(
+            "SELECT attname FROM pg_attribute WHERE attrelid = CAST(:table AS regclass) "
+            "AND attnum > 0 AND has_column_privilege(:role, attrelid, attnum, 'UPDATE')"
+        ).bindparams(role=role, table=f"cairn.{table}")
+    )
+    return {row["attname"] for row in found}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
+    rows: Rows, table: str
+) -> None:
+    ours = table in WRITTEN_BY_JOBS
+    assert may(rows, "cairn_writer", "SELECT", table) is ours
+    assert may(rows, "cairn_writer", "INSERT", table) is ours
+    assert bool(updatable(rows, "cairn_writer", table)) is ours
+    assert not may(rows, "cairn_writer", "DELETE, TRUNCATE, TRIGGER", table)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_maintainer_reads_all_and_changes_only_states(rows: Rows, table: str) -> None:
+    every_column = {column.name for column in Base.metadata.tables[f"cairn.{table}"].columns}
+    allowed = {
+        "jobs": {"created_at"},
+        "checkpoints": {"status", "ended_at"},
+        "physical_files": {"status", "condemned_at", "deleted_at"},
+        "segments": {"status", "released_checkpoint"},
+        "maintenance_runs": every_column,
+        "deletions": every_column,
+    }
+    assert may(rows, "cairn_maintainer", "SELECT", table)
+    assert updatable(rows, "cairn_maintainer", table) == allowed.get(table, set())
+    its_own = table in ("maintenance_runs", "deletions")
+    assert may(rows, "cairn_maintainer", "INSERT", table) is its_own
+    assert not may(rows, "cairn_maintainer", "DELETE, TRUNCATE, TRIGGER", table)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_reader_sees_no_table(rows: Rows, table: str) -> None:
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        rows.execute(text(f"SELECT * FROM cairn.{table}"), role="cairn_reader")  # noqa: S608
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
+    rows.segment(rows.file())
+    rows.checkpoint(1)
+    assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
+
+
+def test_writer_commits_a_checkpoint_and_the_counters_follow(metastore_url: str) -> None:
+    rows = Rows(metastore_url, role="cairn_writer")
+    rows.job()
+    rows.checkpoint(1)
+    rows.ack(1, 0, input_rows=1)
+    file_id = rows.file()
+    replaced = rows.segment(file_id, 100)
+    rows.segment(file_id, 50, status="DEAD")
+    assert rows.counters(file_id) == (1, 100)
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        rows.execute(text("UPDATE cairn.physical_files SET live_bytes = 0"))
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        rows.execute(text("DELETE FROM cairn.segments"))
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        rows.execute(text("SELECT * FROM cairn.deletions"))
+    assert replaced
+
+
+def test_maintainer_releases_condemns_and_records_deletions(rows: Rows) -> None:
+    file_id = rows.file()
+    segment_id = rows.segment(file_id)
+    rows.checkpoint(1, "CONFIRMED")
+    rows.role = "cairn_maintainer"
+    steps: list[Any] = [
+        "SELECT * FROM cairn.jobs FOR NO KEY UPDATE",
+        "UPDATE cairn.checkpoints SET status = 'SUBSUMED', ended_at = now()",
+        f"UPDATE cairn.segments SET status = 'DEAD' WHERE segment_id = '{segment_id}'",  # noqa: S608
+        "UPDATE cairn.physical_files SET status = 'CONDEMNED', condemned_at = now()",
+    ]
+    for step in steps:
+        rows.execute(text(step))
+    rows.deletion(file_id)
+    rows.execute(text("UPDATE cairn.deletions SET attempts = attempts + 1, done_at = now()"))
+    rows.execute(text("UPDATE cairn.physical_files SET status = 'DELETED', deleted_at = now()"))
+    [row] = rows.execute(select(PhysicalFile.status, PhysicalFile.live_segments))
+    assert (row["status"], row["live_segments"]) == ("DELETED", 0)
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        rows.file()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_can_check_the_revision(metastore_url: str, role: str) -> None:
+    user = f"someone_{role}"
+    create = f"CREATE ROLE {user} LOGIN IN ROLE {role}"
+    drop = f"DROP ROLE IF EXISTS {user}"
+    for statement in (drop, create):
+        run_transaction(metastore_url, lambda c, s=statement: c.execute(text(s)), what="testing")
+    require_current(metastore_url.replace("postgres@", f"{user}@"))
+
+
+def test_user_who_may_not_create_roles_is_told_what_to_run(tmp_path_factory: Any) -> None:
+    metastore = f"embedded:{tmp_path_factory.mktemp('roles')}"
+    url = resolve_url(metastore)
+    try:
+        for statement in ("CREATE ROLE plain LOGIN", "GRANT CREATE ON DATABASE cairn TO plain"):
+            run_transaction(url, lambda c, s=statement: c.execute(text(s)), what="testing")
+        as_plain = url.replace("postgres@", "plain@")
+        with pytest.raises(RefusedError, match="CREATE ROLE cairn_writer NOLOGIN; CREATE ROLE"):
+            migrate(as_plain)
+        for role in ROLES:
+            run_transaction(
+                url, lambda c, r=role: c.execute(text(f"CREATE ROLE {r} NOLOGIN")), what="testing"
+            )
+        migrate(as_plain)
+        require_current(as_plain)
+    finally:
+        dispose_engines()
+        stop(metastore)

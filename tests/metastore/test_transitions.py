@@ -1,0 +1,286 @@
+"""What the guards in SQL refuse, whoever asks, and the live counters they keep."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import insert, select, text, update
+from sqlalchemy.dialects.postgresql import Range
+
+from cairn.errors import RefusedError
+from cairn.handles import Scope, SegmentKind
+from metastore.engine import open_engine
+from metastore.models import (
+    Base,
+    Checkpoint,
+    CheckpointStatus,
+    Deletion,
+    FileStatus,
+    Job,
+    MaintenanceRun,
+    MaintenanceStatus,
+    PhysicalFile,
+    Run,
+    Segment,
+    SegmentStatus,
+    SubtaskAck,
+)
+from tests.metastore.rows import Rows
+
+LEGAL: dict[type[Base], set[tuple[str, str]]] = {
+    Checkpoint: {
+        *pairwise(["IN_PROGRESS", "COMPLETED", "CONFIRMED", "SUBSUMED"]),
+        ("IN_PROGRESS", "ABORTED"),
+        ("COMPLETED", "ABORTED"),
+    },
+    PhysicalFile: {
+        *pairwise(["WRITING", "SEALED", "CONDEMNED", "DELETED"]),
+        ("WRITING", "CONDEMNED"),
+    },
+    Segment: {("LIVE", "DEAD")},
+    MaintenanceRun: {("PLANNED", "APPLIED"), ("PLANNED", "FAILED"), ("FAILED", "APPLIED")},
+}
+STATUSES: dict[type[Base], list[str]] = {
+    Checkpoint: list(CheckpointStatus),
+    PhysicalFile: list(FileStatus),
+    Segment: list(SegmentStatus),
+    MaintenanceRun: list(MaintenanceStatus),
+}
+STEPS = [
+    pytest.param(table, old, new, id=f"{table.__tablename__}-{old}-{new}")
+    for table, statuses in STATUSES.items()
+    for old in map(str, statuses)
+    for new in map(str, statuses)
+    if old != new
+]
+
+
+def make(rows: Rows, table: type[Base], status: str) -> Any:
+    """Makes a row that got to a status legally; returns the condition that finds it."""
+    if table is Checkpoint:
+        rows.checkpoint(1, status)
+        return Checkpoint.checkpoint_id == 1
+    if table is PhysicalFile:
+        return PhysicalFile.file_id == rows.file(status)
+    if table is Segment:
+        return Segment.segment_id == rows.segment(rows.file(), status=status)
+    return MaintenanceRun.maintenance_run_id == rows.maintenance_run(status)
+
+
+@pytest.mark.parametrize(("table", "old", "new"), STEPS)
+def test_status_goes_only_the_legal_ways(rows: Rows, table: type[Base], old: str, new: str) -> None:
+    which = make(rows, table, old)
+    step = update(table).where(which).values(status=new, **sealed_size(table, new))
+    if (old, new) in LEGAL[table]:
+        rows.execute(step)
+        [row] = rows.execute(select(table.__table__.c.status).where(which))
+        assert row["status"] == new
+    else:
+        with pytest.raises(RefusedError, match=f"{table.__tablename__}: .* from {old} to {new} "):
+            rows.execute(step)
+
+
+def sealed_size(table: type[Base], status: str) -> dict[str, int]:
+    return {"size_bytes": 1000} if table is PhysicalFile and status == "SEALED" else {}
+
+
+@pytest.mark.parametrize(
+    ("table", "status"),
+    [
+        pytest.param(table, str(status), id=f"{table.__tablename__}-{status}")
+        for table, statuses in STATUSES.items()
+        for status in statuses[1:]
+    ],
+)
+def test_new_row_starts_in_the_first_status(rows: Rows, table: type[Base], status: str) -> None:
+    make(rows, table, str(STATUSES[table][0]))
+    [row] = rows.execute(select(table.__table__))
+    again = dict(row) | {"status": status, **FRESH[table]()}
+    with pytest.raises(RefusedError, match=f"{table.__tablename__}: .* cannot be {status} "):
+        rows.execute(insert(table).values(again))
+
+
+FRESH: dict[type[Base], Any] = {
+    Checkpoint: lambda: {"checkpoint_id": 2, "batch_id": 2},
+    PhysicalFile: lambda: {"file_id": uuid4(), "path": "other.seg", "size_bytes": 1},
+    Segment: lambda: {"segment_id": uuid4()},
+    MaintenanceRun: lambda: {"maintenance_run_id": uuid4()},
+}
+
+CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
+    (Job, {"job_id": "other"}),
+    (Job, {"name": "other"}),
+    (Job, {"storage": "s3://elsewhere"}),
+    (Job, {"max_parallelism": 16}),
+    (Job, {"key_schema": {}}),
+    (Run, {"epoch": 9}),
+    (Run, {"run_id": UUID(int=9)}),
+    (Run, {"parallelism": 9}),
+    (Checkpoint, {"checkpoint_id": 9}),
+    (Checkpoint, {"epoch": 9}),
+    (Checkpoint, {"batch_id": 9}),
+    (Checkpoint, {"parallelism": 9}),
+    (Checkpoint, {"parent_checkpoint": 9}),
+    (PhysicalFile, {"file_id": UUID(int=9)}),
+    (PhysicalFile, {"job_id": "other"}),
+    (PhysicalFile, {"path": "other"}),
+    (PhysicalFile, {"scope": Scope.SHARED}),
+    (PhysicalFile, {"size_bytes": 9}),
+    (Segment, {"segment_id": UUID(int=9)}),
+    (Segment, {"file_id": UUID(int=9)}),
+    (Segment, {"key_groups": Range(0, 8)}),
+    (Segment, {"offset_bytes": 9}),
+    (Segment, {"size_bytes": 9}),
+    (Segment, {"sha256": "ff"}),
+    (Segment, {"first_checkpoint": 9}),
+    (Segment, {"as_of_checkpoint": 9}),
+    (SubtaskAck, {"subtask": 1}),
+    (MaintenanceRun, {"plan": {"files": ["all"]}}),
+    (MaintenanceRun, {"plan_sha256": "ff"}),
+    (Deletion, {"path": "other"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [pytest.param(t, c, id=f"{t.__tablename__}-{next(iter(c))}") for t, c in CHANGES],
+)
+def test_identity_never_changes(rows: Rows, table: type[Base], change: dict[str, Any]) -> None:
+    rows.checkpoint(1)
+    rows.ack(1, 0, 5)
+    rows.segment(rows.file())
+    rows.deletion(rows.file("CONDEMNED"))
+    with pytest.raises(RefusedError, match=f"{table.__tablename__}: .*{next(iter(change))}"):
+        rows.execute(update(table).values(change))
+
+
+def test_refusal_names_the_row(rows: Rows) -> None:
+    rows.checkpoint(7, "SUBSUMED")
+    with pytest.raises(RefusedError, match=r"checkpoint id 7, epoch 1, job id clicks-1a2b"):
+        rows.set_status(Checkpoint, Checkpoint.checkpoint_id == 7, "CONFIRMED")
+
+
+@pytest.mark.parametrize("status", ["CONDEMNED", "DELETED"])
+def test_no_segment_is_made_in_a_condemned_file(rows: Rows, status: str) -> None:
+    file_id = rows.file(status)
+    with pytest.raises(RefusedError, match=f"no segment can be made .*{status}"):
+        rows.segment(file_id)
+    assert rows.execute(select(Segment.segment_id)) == []
+
+
+def test_file_with_a_live_segment_is_not_condemned(rows: Rows) -> None:
+    file_id = rows.file()
+    segment_id = rows.segment(file_id)
+    which = PhysicalFile.file_id == file_id
+    with pytest.raises(RefusedError, match=f"cannot be condemned .*{file_id}.*1 live segments"):
+        rows.set_status(PhysicalFile, which, "CONDEMNED")
+    rows.set_status(Segment, Segment.segment_id == segment_id, "DEAD")
+    rows.set_status(PhysicalFile, which, "CONDEMNED")
+
+
+def test_segment_made_while_its_file_is_being_condemned_is_refused(rows: Rows) -> None:
+    file_id = rows.file()
+    condemn = update(PhysicalFile).values(status="CONDEMNED")
+    with ThreadPoolExecutor() as threads:
+        with open_engine(rows.url).begin() as connection:
+            connection.execute(condemn)
+            late = threads.submit(rows.segment, file_id)
+            wait_until_blocked(rows)
+        with pytest.raises(RefusedError, match="no segment can be made"):
+            late.result()
+    assert rows.counters(file_id) == (0, 0)
+
+
+def test_condemning_a_file_while_a_segment_is_made_in_it_is_refused(rows: Rows) -> None:
+    new = segment_row(uuid4(), 0, 100, rows, [rows.file()])
+    with ThreadPoolExecutor() as threads:
+        with open_engine(rows.url).begin() as connection:
+            connection.execute(insert(Segment).values(new))
+            late = threads.submit(rows.execute, update(PhysicalFile).values(status="CONDEMNED"))
+            wait_until_blocked(rows)
+        with pytest.raises(RefusedError, match="cannot be condemned"):
+            late.result()
+
+
+def wait_until_blocked(rows: Rows) -> None:
+    waiting = text(
+        "SELECT 1 FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    while not rows.execute(waiting):
+        time.sleep(0.01)
+
+
+def test_file_is_not_sealed_without_a_size(rows: Rows) -> None:
+    which = PhysicalFile.file_id == rows.file("WRITING")
+    with pytest.raises(RefusedError, match="a sealed file has a size"):
+        rows.set_status(PhysicalFile, which, "SEALED")
+
+
+def test_live_counters_cannot_be_set_by_hand(rows: Rows) -> None:
+    rows.file()
+    with pytest.raises(RefusedError, match="live counters follow the segments"):
+        rows.execute(update(PhysicalFile).values(live_bytes=0, live_segments=5))
+
+
+def test_done_deletion_stays_done(rows: Rows) -> None:
+    rows.deletion(rows.file("CONDEMNED"))
+    rows.execute(update(Deletion).values(done_at=text("now()")))
+    with pytest.raises(RefusedError, match="a deletion that is done stays done"):
+        rows.execute(update(Deletion).values(done_at=None))
+
+
+FILES = 3
+# Either segments to make, as (file, size), or positions in the list of all segments to kill.
+MAKE = st.lists(st.tuples(st.integers(0, FILES - 1), st.integers(1, 2**40)), min_size=1, max_size=6)
+KILL = st.sets(st.integers(0, 30), max_size=8)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(st.one_of(MAKE, KILL), max_size=8))
+def test_live_counters_are_exact_after_any_inserts_and_releases(
+    rows: Rows, steps: list[list[tuple[int, int]] | set[int]]
+) -> None:
+    files = [rows.file() for _ in range(FILES)]
+    made: list[tuple[UUID, int, int]] = []
+    dead: set[UUID] = set()
+    for step in steps:
+        if isinstance(step, list):
+            new = [(uuid4(), file, size) for file, size in step]
+            rows.execute(insert(Segment).values([segment_row(*s, rows, files) for s in new]))
+            made += new
+        else:
+            chosen = [made[i][0] for i in step if i < len(made)]
+            rows.set_status(Segment, Segment.segment_id.in_(chosen), "DEAD")
+            dead.update(chosen)
+        for number, file_id in enumerate(files):
+            live = [size for s, file, size in made if file == number and s not in dead]
+            assert rows.counters(file_id) == (len(live), sum(live))
+
+
+def segment_row(
+    segment_id: UUID, file: int, size_bytes: int, rows: Rows, files: list[UUID]
+) -> dict[str, Any]:
+    return {
+        "segment_id": segment_id,
+        "job_id": rows.job_id,
+        "file_id": files[file],
+        "kind": SegmentKind.CHANGELOG,
+        "subtask": 0,
+        "key_groups": Range(0, 4),
+        "offset_bytes": 0,
+        "size_bytes": size_bytes,
+        "sha256": "00",
+        "entries": 1,
+        "first_checkpoint": 1,
+        "as_of_checkpoint": 1,
+    }

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text, update
+
+from cairn.handles import Scope
+from metastore.engine import open_engine
+from metastore.models import Deletion
+from tests.metastore.rows import Rows
+
+VIEWS = {path.stem: path for path in Path("metastore/views").absolute().glob("*.sql")}
+COLUMNS = (
+    "SELECT column_name, data_type FROM information_schema.columns "
+    "WHERE table_schema = 'cairn' AND table_name = :name ORDER BY ordinal_position"
+)
+
+
+def installed(connection: Connection) -> set[str]:
+    return set(connection.scalars(text("SELECT viewname FROM pg_views WHERE schemaname = 'cairn'")))
+
+
+def test_every_view_has_a_file_and_every_file_a_view(metastore_url: str) -> None:
+    with open_engine(metastore_url).connect() as connection:
+        assert installed(connection) == set(VIEWS)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_installed_view_reads_as_its_file(metastore_url: str, name: str) -> None:
+    definition = text("SELECT pg_get_viewdef(to_regclass(:name))")
+    with open_engine(metastore_url).connect() as connection:
+        connection.execute(text(f"CREATE VIEW cairn.from_file AS {VIEWS[name].read_text()}"))
+        in_database = connection.scalar(definition, {"name": f"cairn.{name}"})
+        assert in_database == connection.scalar(definition, {"name": "cairn.from_file"})
+        columns = connection.execute(text(COLUMNS), {"name": name}).all()
+        assert columns == connection.execute(text(COLUMNS), {"name": "from_file"}).all()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_view_says_its_grain_and_its_columns(metastore_url: str, name: str) -> None:
+    header = "\n".join(
+        line for line in VIEWS[name].read_text().splitlines() if line.startswith("--")
+    )
+    assert header.startswith("-- Grain: one row per ")
+    assert "\n-- Read by: " in header
+    comment = text("SELECT obj_description(to_regclass(:name))")
+    with open_engine(metastore_url).connect() as connection:
+        described = connection.scalar(comment, {"name": f"cairn.{name}"})
+        assert described is not None
+        assert described.startswith("One row per ")
+        for column in connection.execute(text(COLUMNS), {"name": name}).scalars():
+            assert column in header, column
+
+
+def test_jobs_shows_the_newest_run_and_whole_checkpoint(rows: Rows) -> None:
+    rows.run(2, parallelism=4)
+    rows.checkpoint(1, "SUBSUMED")
+    rows.checkpoint(2, "CONFIRMED")
+    rows.checkpoint(3, "COMPLETED", epoch=2, parallelism=4)
+    rows.checkpoint(4, epoch=2, parallelism=4)
+    [job] = rows.view("v_jobs")
+    assert (job["job_name"], job["epoch"], job["parallelism"]) == ("clicks", 2, 4)
+    assert (job["checkpoints"], job["last_checkpoint"]) == (2, 3)
+
+
+def test_checkpoint_history_counts_acks_rows_and_what_is_new(rows: Rows) -> None:
+    rows.checkpoint(1, "COMPLETED")
+    rows.checkpoint(2)
+    rows.ack(1, 0, input_rows=5)
+    rows.ack(1, 1, input_rows=7)
+    rows.ack(2, 0, input_rows=1)
+    one, other = rows.file(), rows.file()
+    rows.segment(one, 10, first_checkpoint=1)
+    rows.segment(one, 20, first_checkpoint=1)
+    rows.segment(other, 30, first_checkpoint=1)
+    rows.execute(
+        text(
+            "UPDATE cairn.checkpoints SET completed_at = began_at + interval '1.5 s' "
+            "WHERE checkpoint_id = 1"
+        )
+    )
+    first, second = sorted(rows.view("v_checkpoint_history"), key=lambda r: r["checkpoint_id"])
+    assert (first["status"], first["acks"], first["parallelism"]) == ("COMPLETED", 2, 2)
+    assert (first["duration_ms"], first["input_rows"]) == (1500, 12)
+    assert (first["new_segments"], first["new_bytes"], first["new_files"]) == (3, 60, 2)
+    assert (second["status"], second["acks"], second["duration_ms"]) == ("IN_PROGRESS", 1, None)
+    assert (second["new_segments"], second["new_bytes"], second["new_files"]) == (0, 0, 0)
+
+
+def test_files_say_why_they_are_kept(rows: Rows) -> None:
+    rows.checkpoint(1, "SUBSUMED")
+    rows.checkpoint(2, "CONFIRMED")
+    rows.checkpoint(3, "COMPLETED")
+    one, several, future, past = (rows.file() for _ in range(4))
+    rows.segment(one, first_checkpoint=1, released_checkpoint=3)
+    rows.segment(several, first_checkpoint=1)
+    rows.segment(future, first_checkpoint=4)
+    rows.segment(past, first_checkpoint=1, released_checkpoint=2)
+    empty, deleted = rows.file(), rows.file("DELETED")
+    intent, condemned, failing = (
+        rows.file("WRITING"),
+        rows.file("CONDEMNED"),
+        rows.file("CONDEMNED"),
+    )
+    rows.deletion(failing)
+    rows.execute(update(Deletion).values(attempts=2, last_error="SlowDown"))
+    because = {row["file_id"]: row["kept_because"] for row in rows.view("v_files")}
+    assert because == {
+        one: "needed by checkpoint 2",
+        several: "needed by checkpoints 2 to 3",
+        future: "needed from checkpoint 4 on",
+        past: "no retained checkpoint needs it: the next cleanup releases it",
+        empty: "nothing in it is live: the next cleanup condemns it",
+        deleted: "not kept: deleted",
+        intent: "write intent of run 1: not sealed yet",
+        condemned: "condemned: the next cleanup asks for its deletion",
+        failing: "condemned: deletion asked for, tried 2 times, last error: SlowDown",
+    }
+
+
+def test_space_amplification_is_physical_over_live_bytes_in_storage(rows: Rows) -> None:
+    merged = rows.file(size_bytes=1000)
+    rows.segment(merged, 300)
+    rows.segment(merged, 100, status="DEAD")
+    rows.segment(rows.file(size_bytes=600, scope=Scope.SHARED), 100)
+    rows.file("CONDEMNED", size_bytes=400)
+    rows.file("DELETED", size_bytes=9000)
+    rows.file("WRITING")
+    [job] = rows.view("v_space_amplification")
+    assert job["files"] == 3
+    assert (job["physical_bytes"], job["live_bytes"], job["dead_bytes"]) == (2000, 400, 1600)
+    assert job["ratio"] == 5.0
+    assert (job["shared_physical_bytes"], job["shared_live_bytes"]) == (600, 100)
+    assert (job["taskmanager_physical_bytes"], job["taskmanager_live_bytes"]) == (1400, 300)
+
+
+def test_space_amplification_of_a_job_without_files_is_unknown(rows: Rows) -> None:
+    [job] = rows.view("v_space_amplification")
+    assert (job["files"], job["physical_bytes"], job["ratio"]) == (0, 0, None)
+
+
+def test_native_comparison_counts_whole_batches_at_their_own_parallelism(rows: Rows) -> None:
+    rows.run(2, parallelism=32)
+    rows.checkpoint(1, "SUBSUMED")
+    rows.checkpoint(2, "ABORTED")
+    rows.checkpoint(3, "CONFIRMED", epoch=2, parallelism=32)
+    rows.checkpoint(4, "IN_PROGRESS", epoch=2, parallelism=32)
+    rows.file()
+    rows.file("DELETED")
+    rows.file("WRITING")
+    [job] = rows.view("v_native_comparison")
+    assert (job["batches"], job["parallelism"], job["cairn_files"]) == (2, 32, 2)
+    assert job["native_files"] == (2 * 2 + 4) + 68
+    assert job["native_files_at_200"] == 2 * 404

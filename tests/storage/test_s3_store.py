@@ -1,0 +1,259 @@
+"""What is S3's own: lost answers, bad setups, pages. Faults come from a proxy before the server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from cairn.errors import BadInputError, CairnError, RefusedError, StorageError
+from cairn.storage import open_store
+from tests.storage.conftest import Exchange, FaultyProxy
+
+PATH = "job-1/shared/a.seg"
+
+
+def moto_fails(reason: str) -> ParameterSet:
+    return pytest.param("moto", marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+def test_a_put_whose_answer_was_lost_succeeds(proxy: FaultyProxy, s3_url: str) -> None:
+    store = open_store(s3_url)
+    proxy.faults["PUT"] = [Exchange.lose_answer]
+    store.put(PATH, [b"mine"])
+    assert [request.split()[0] for request in proxy.requests] == ["PUT", "PUT", "HEAD"]
+    assert store.get(PATH) == b"mine"
+
+
+@pytest.mark.parametrize("other", [b"none", b"longer than mine"])
+def test_a_retried_put_over_another_object_is_refused(
+    proxy: FaultyProxy, s3_url: str, other: bytes
+) -> None:
+    store = open_store(s3_url)
+    store.put(PATH, [other])
+    proxy.faults["PUT"] = [Exchange.hang_up]
+    with pytest.raises(RefusedError, match="already has") as caught:
+        store.put(PATH, [b"mine"])
+    assert caught.value.file == PATH
+    assert store.get(PATH) == other
+
+
+@pytest.mark.parametrize(
+    "s3_url", [moto_fails("moto takes any body for any checksum"), "server"], indirect=True
+)
+def test_bytes_changed_on_the_way_are_not_stored(proxy: FaultyProxy, s3_url: str) -> None:
+    store = open_store(s3_url)
+    proxy.faults["PUT"] = [change_body]
+    with pytest.raises(StorageError, match="cannot write"):
+        store.put(PATH, [b"mine"])
+    assert list(store.list("")) == []
+
+
+def change_body(exchange: Exchange) -> None:
+    exchange.body = exchange.body[:-1] + b"X"
+    exchange.pass_on()
+
+
+def test_an_answer_cut_short_is_a_storage_error(proxy: FaultyProxy, s3_url: str) -> None:
+    store = open_store(s3_url)
+    store.put(PATH, [b"x" * 100_000])
+    proxy.faults["GET"] = [cut_answer]
+    with pytest.raises(StorageError, match="cannot read") as caught:
+        store.get(PATH, 5, 50_000)
+    assert (caught.value.file, caught.value.offset) == (PATH, 5)
+
+
+def cut_answer(exchange: Exchange) -> None:
+    status, headers, body = exchange.forward()
+    exchange.answer(status, headers, body[:1000])
+    exchange.hang_up()
+
+
+def test_a_server_in_trouble_is_a_retryable_error(proxy: FaultyProxy, s3_url: str) -> None:
+    store = open_store(s3_url)
+    proxy.faults["PUT"] = [Exchange.hang_up] * 3
+    with pytest.raises(StorageError) as caught:
+        store.put(PATH, [b"mine"])
+    assert caught.value.retryable
+    assert len(proxy.requests) == 3
+    store.put(PATH, [b"mine"])
+
+
+FORK = """
+import os, sys
+from cairn.storage import open_store
+store = open_store(sys.argv[1])
+store.put("a", [b"a" * 200_000])
+store.put("b", [b"b" * 200_000])
+child = os.fork()
+name = "a" if child else "b"
+for _ in range(40):
+    assert store.get(name) == name.encode() * 200_000
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.usefixtures("proxy")  # keeps connections open, moto alone does not
+def test_a_store_works_in_parent_and_forked_child_at_once(s3_url: str) -> None:
+    subprocess.run([sys.executable, "-c", FORK, s3_url], check=True, timeout=60)
+
+
+def test_list_asks_for_a_page_when_it_is_needed(proxy: FaultyProxy, s3_url: str) -> None:
+    proxy.faults["GET"] = [first_page, last_page]
+    listing = open_store(s3_url).list("a/")
+    assert proxy.requests == []
+    assert next(listing).path == "a/0"
+    assert len(proxy.requests) == 1
+    assert [stored.path for stored in listing] == ["a/1"]
+    assert "continuation-token=next" in proxy.requests[1]
+
+
+def first_page(exchange: Exchange) -> None:
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>next</NextContinuationToken>"
+    answer_listing(exchange, "a/0", more)
+
+
+def last_page(exchange: Exchange) -> None:
+    answer_listing(exchange, "a/1", "<IsTruncated>false</IsTruncated>")
+
+
+def answer_listing(exchange: Exchange, path: str, more: str) -> None:
+    body = (
+        f"<ListBucketResult><Contents><Key>some/prefix/{path}</Key><Size>1</Size>"
+        f"<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>{more}</ListBucketResult>"
+    )
+    exchange.answer(200, {"Content-Type": "application/xml"}, body.encode())
+
+
+def test_deletes_that_fail_are_told_by_path(proxy: FaultyProxy, s3_url: str) -> None:
+    proxy.faults["POST"] = [some_deleted]
+    failed = open_store(s3_url).delete_many(["a", "b", "c"])
+    assert sorted(failed) == ["b", "c"]
+    assert failed["b"] == "InternalError: try again"
+    assert "does not say" in failed["c"]
+
+
+def some_deleted(exchange: Exchange) -> None:
+    body = (
+        "<DeleteResult><Deleted><Key>some/prefix/a</Key></Deleted><Error><Key>some/prefix/b</Key>"
+        "<Code>InternalError</Code><Message>try again</Message></Error></DeleteResult>"
+    )
+    exchange.answer(200, {"Content-Type": "application/xml"}, body.encode())
+
+
+def test_deletes_go_out_in_requests_of_1000(proxy: FaultyProxy, s3_url: str) -> None:
+    assert open_store(s3_url).delete_many([f"missing/{i}" for i in range(2001)]) == {}
+    assert len(proxy.requests) == 3
+
+
+@pytest.mark.parametrize("s3_url", ["moto"], indirect=True)
+def test_a_store_that_overwrites_objects_is_refused(proxy: FaultyProxy, s3_url: str) -> None:
+    """On moto alone: the real server sees that a signed header is gone."""
+    proxy.faults["PUT"] = [Exchange.pass_on, ignore_condition]
+    store = open_store(s3_url)
+    with pytest.raises(BadInputError, match="overwrites existing objects"):
+        store.check_writable()
+    assert list(store.list("")) == []
+
+
+def ignore_condition(exchange: Exchange) -> None:
+    del exchange.headers["If-None-Match"]
+    exchange.pass_on()
+
+
+@pytest.mark.usefixtures("s3_url")
+def test_a_bucket_that_does_not_exist_is_bad_input() -> None:
+    store = open_store("s3://no-such-bucket-1f2e/prefix")
+    for call in (store.check_writable, lambda: list(store.list("")), lambda: store.get(PATH)):
+        with pytest.raises(BadInputError, match=r"NoSuchBucket.*create the bucket"):
+            call()
+
+
+def assert_no_secrets(error: BaseException) -> None:
+    text = "".join(traceback.format_exception(error))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert os.environ[name] not in text
+    assert "pa55word" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "advice"),
+    [
+        ("AccessDenied", BadInputError, "allow s3:PutObject"),
+        ("InvalidAccessKeyId", BadInputError, "check the credentials"),
+        ("SignatureDoesNotMatch", BadInputError, "check the credentials"),
+        ("ConditionalRequestConflict", StorageError, "refused"),
+    ],
+)
+def test_an_error_of_the_server_says_what_to_do(
+    proxy: FaultyProxy, s3_url: str, code: str, kind: type[CairnError], advice: str
+) -> None:
+    def refuse(exchange: Exchange) -> None:
+        key, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+        body = (
+            f"<Error><Code>{code}</Code><Message>refused</Message>"
+            f"<AWSAccessKeyId>{key}</AWSAccessKeyId><StringToSign>{secret}</StringToSign></Error>"
+        )
+        exchange.answer(409 if kind is StorageError else 403, {}, body.encode())
+
+    proxy.faults["PUT"] = [refuse]
+    with pytest.raises(kind, match=f"cannot write: .*{code}.*{advice}") as caught:
+        open_store(s3_url).put(PATH, [b"x"])
+    assert type(caught.value) is kind
+    assert caught.value.file == PATH
+    assert_no_secrets(caught.value)
+
+
+@pytest.mark.parametrize(
+    "s3_url", [moto_fails("moto does not check signatures"), "server"], indirect=True
+)
+def test_wrong_credentials_are_bad_input(
+    proxy: FaultyProxy, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert proxy.requests == []
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-pa55word")
+    with pytest.raises(BadInputError, match="check the credentials") as caught:
+        open_store(s3_url).check_writable()
+    assert_no_secrets(caught.value)
+
+
+def test_no_credentials_are_bad_input(
+    proxy: FaultyProxy, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(BadInputError, match=r"locate credentials.*check the credentials"):
+        open_store(s3_url).check_writable()
+    assert proxy.requests == []
+
+
+@pytest.mark.usefixtures("moto_url")
+def test_a_server_that_cannot_be_reached_is_a_retryable_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(StorageError, match=r"s3://b/p.*http://127.0.0.1:1") as caught:
+        open_store("s3://b/p").put(PATH, [b"x"])
+    assert caught.value.retryable
+    assert_no_secrets(caught.value)
+
+
+@pytest.mark.usefixtures("moto_url")
+@pytest.mark.parametrize(
+    "endpoint", ["nonsense:pa55word", "ftp://key:pa55word@host", "http://key:pa55word@127.0.0.1:1"]
+)
+def test_a_bad_endpoint_is_bad_input_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(BadInputError, match="AWS_ENDPOINT_URL") as caught:
+        open_store("s3://bucket/p").check_writable()
+    assert_no_secrets(caught.value)
