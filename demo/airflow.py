@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from cairn.errors import CairnError
 
@@ -31,18 +32,26 @@ class AirflowFailedError(CairnError):
 class LocalAirflow:
     """Airflow in `home`, its UI and API on `http://localhost:<port>`, user `admin`.
 
-    `variables` are added to the environment of its processes. Every process that it starts is in
-    a session of its own, and none is left after `stop`.
+    `variables` are added to the environment of its processes. With `scheduled`, Dags run by their
+    schedules (the newest slot that has passed at once), else only when they are triggered. Every
+    process that it starts is in a session of its own, and none is left after `stop`.
     """
 
     def __init__(
-        self, home: Path, *, dags: Path, port: int, variables: Mapping[str, str] | None = None
+        self,
+        home: Path,
+        *,
+        dags: Path,
+        port: int,
+        scheduled: bool = False,
+        variables: Mapping[str, str],
     ) -> None:
         self.home = home.absolute()
         self.url = f"http://localhost:{port}"
         self._dags = dags.absolute()
         self._port = port
-        self._variables = dict(variables or {})
+        self._scheduled = scheduled
+        self._variables = dict(variables)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._api = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
@@ -74,7 +83,12 @@ class LocalAirflow:
             raise AirflowFailedError(f"airflow db migrate failed:\n{_tail(log)}")
 
     def start(self) -> None:
-        """Starts scheduler, Dag processor and API server; returns at once."""
+        """Starts scheduler, Dag processor and API server; returns at once.
+
+        Raises:
+            AirflowFailedError: the port is taken.
+        """
+        self._check_port()
         for name in COMPONENTS:
             command = [sys.executable, "-m", "airflow", name]
             if name == "api-server":
@@ -114,8 +128,7 @@ class LocalAirflow:
         A mapped task's value is a list, by map index.
 
         Raises:
-            AirflowFailedError: the run failed or time is up; with each task's state and the end
-                of the logs of those that did not succeed.
+            AirflowFailedError: the run failed or time is up; with each task's state and its errors.
         """
         run = f"/dags/{dag_id}/dagRuns/{run_id}"
         deadline = time.monotonic() + timeout_s
@@ -126,7 +139,7 @@ class LocalAirflow:
             state = self._call("GET", run)["state"]
         if state != "success":
             raise AirflowFailedError(
-                f"Dag run {run_id} of {dag_id} is {state} after at most {timeout_s:g} s:\n"
+                f"Dag run {run_id} of {dag_id} is {state or 'unknown'} ({timeout_s:g} s allowed):\n"
                 f"{self._task_report(run)}"
             )
         return self._return_values(run)
@@ -179,7 +192,10 @@ class LocalAirflow:
             "database": {"sql_alchemy_conn": f"sqlite:///{self.home / 'airflow.db'}"},
             "api": {"base_url": self.url, "secret_key": secrets.token_urlsafe(32), "workers": 1},
             "api_auth": {"jwt_secret": secrets.token_urlsafe(64)},
-            "scheduler": {"scheduler_idle_sleep_time": 0.2},
+            "scheduler": {
+                "scheduler_idle_sleep_time": 0.2,
+                "use_job_schedule": self._scheduled,
+            },
             "dag_processor": {"parsing_processes": 1, "refresh_interval": 30},
             "logging": {"base_log_folder": self.home / "logs"},
         }
@@ -194,6 +210,17 @@ class LocalAirflow:
             if time.monotonic() > deadline:
                 raise AirflowFailedError(f"{what} is not there in time. Logs: {self.home}/*.log")
             time.sleep(_POLL_S)
+
+    def _check_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self._port))
+            except OSError as error:
+                raise AirflowFailedError(
+                    f"port {self._port} for Airflow: {error.strerror}. End what uses it, or "
+                    "choose another port"
+                ) from error
 
     def _check_alive(self) -> None:
         for name, process in self._processes.items():
@@ -258,8 +285,7 @@ class LocalAirflow:
             lines.append(f"{name}[{index}] try {number}: {task['state']}")
             if task["state"] != "success" and number:
                 path = f"{run}/taskInstances/{name}/logs/{number}?map_index={index}"
-                content = self._call("GET", path)["content"]
-                lines += [f"    {json.dumps(event)}" for event in content[-10:]]
+                lines += _errors(self._call("GET", path)["content"])
         return "\n".join(lines)
 
 
@@ -272,6 +298,15 @@ def _write_private(path: Path, text: str) -> None:
 
 def _escaped(value: object) -> str:
     return str(value).replace("%", "%%")
+
+
+def _errors(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the errors in a task's log, each with the exceptions that led to it."""
+    for event in events:
+        if event.get("level") in ("error", "critical"):
+            yield f"    {event['event']}"
+            for cause in event.get("error_detail", []):
+                yield f"        {cause['exc_type']}: {cause['exc_value']}"
 
 
 def _tail(log: Path) -> str:

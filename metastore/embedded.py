@@ -39,6 +39,7 @@ _SUPERUSER = "postgres"
 _PORT = 5432
 _SYSTEM_USER = "pgserver"
 _START_TIMEOUT_S = 60
+_START_ATTEMPTS = 4
 _SOCKET_PATH_LIMIT = 100
 
 
@@ -78,6 +79,9 @@ def stop(metastore: str) -> None:
         with _exclusive(directory):
             if _run("pg_ctl", "status", "-D", str(data)).returncode == 0:
                 _run("pg_ctl", "stop", "-D", str(data), "-m", "fast", "-w")
+            sockets = _socket_path(data)
+            if sockets != data and sockets.is_dir():
+                sockets.rmdir()
 
 
 def masked(url: str) -> str:
@@ -151,28 +155,35 @@ def _initialise(directory: Path, lock: int) -> None:
 def _start(directory: Path) -> URL:
     """Starts the server unless it runs, waits until it answers and returns its URL."""
     data, log = directory / "data", directory / "server.log"
-    began = time.monotonic()
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    attempts = 0
     _drop_foreign_pid_file(data)
-    if not _is_running(data):
-        _start_postmaster(data, log)
     while True:
         url = _url(data)
         if url is not None and _answers(url, _SUPERUSER):
             return url
-        if time.monotonic() - began > _START_TIMEOUT_S or not _is_running(data):
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        running = _is_running(data)
+        if time.monotonic() > deadline or (not running and attempts == _START_ATTEMPTS):
             raise MetastoreError(
-                f"the embedded PostgreSQL in {data} did not start; end of {log}:\n{tail}"
+                f"the embedded PostgreSQL in {data} did not start; end of {log}:\n{_tail(log)}"
             )
-        time.sleep(0.05)
+        if not running:
+            # Backends of a server that was killed may need a moment to end before another starts.
+            time.sleep(0.5 * attempts)
+            attempts += 1
+            _start_postmaster(data, log)
+        time.sleep(0.02)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 def _start_postmaster(data: Path, log: Path) -> None:
     log.touch()
-    sockets = _socket_directory(data)
+    sockets = _create_socket_directory(data)
     if os.geteuid() == 0:
         os.chown(log, *_system_ids())
-        os.chown(sockets, *_system_ids())
     _run(
         *("pg_ctl", "start", "-D", str(data), "-l", str(log)),
         *("-w", "-t", str(_START_TIMEOUT_S)),
@@ -200,14 +211,20 @@ def _drop_foreign_pid_file(data: Path) -> None:
         pid_file.unlink()
 
 
-def _socket_directory(data: Path) -> Path:
+def _socket_path(data: Path) -> Path:
     """Returns where the socket goes: PGDATA, or a short path where that is too long for one."""
     if len(os.fsencode(data / f".s.PGSQL.{_PORT}")) <= _SOCKET_PATH_LIMIT:
         return data
     digest = hashlib.sha256(os.fsencode(data)).hexdigest()[:16]
-    sockets = Path(tempfile.gettempdir()) / f"cairn-{digest}"
+    return Path(tempfile.gettempdir()) / f"cairn-{digest}"
+
+
+def _create_socket_directory(data: Path) -> Path:
+    sockets = _socket_path(data)
     sockets.mkdir(mode=0o700, exist_ok=True)
-    if os.geteuid() not in (0, sockets.stat().st_uid):
+    if os.geteuid() == 0:
+        os.chown(sockets, *_system_ids())
+    elif sockets.stat().st_uid != os.geteuid():
         raise BadInputError(
             f"{sockets} belongs to another user; give the embedded metastore a shorter path"
         )

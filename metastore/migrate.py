@@ -9,15 +9,15 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext, MigrationInfo
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from psycopg2.errors import LockNotAvailable
 from sqlalchemy import Connection, NullPool, create_engine, func, make_url, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema
 
-from cairn.errors import MetastoreError, RefusedError
+from cairn.errors import BadInputError, MetastoreError, RefusedError
 from metastore.embedded import masked
-from metastore.engine import connect_args, driver_url, run_transaction
+from metastore.engine import connect_args, driver_url, open_engine, run_transaction
 from metastore.models import SCHEMA
 
 _ADVISORY_LOCK = 0x636169726E
@@ -80,8 +80,24 @@ def require_current(url: str, *, timeout_ms: int = 60_000) -> None:
         )
 
 
+def draft_revision(url: str, message: str) -> Path:
+    """Writes the difference between the models and a current metastore as a new revision's draft.
+
+    For developers: returns the draft's path in `metastore/migrations/versions`, to be edited.
+    """
+    require_current(url)
+    config = alembic_config()
+    number = f"{int(head_revision()) + 1:04d}"
+    with open_engine(url).connect() as connection:
+        config.attributes["connection"] = connection
+        drafted = command.revision(config, message, autogenerate=True, rev_id=number)
+    if not isinstance(drafted, Script):
+        raise BadInputError(f"Alembic drafted no single revision for {message!r}")
+    return Path(drafted.path)
+
+
 def alembic_config() -> Config:
-    """Returns the Alembic configuration; `connection` and `on_version_apply` go in `attributes`."""
+    """Returns the Alembic configuration; `attributes` takes what `migrations/env.py` needs."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.set_main_option(

@@ -199,16 +199,15 @@ def _subsume(
 
 
 def _let_die(connection: Connection, job: JobFacts, segments: Sequence[UUID]) -> int:
-    needed = (
-        select(Checkpoint.checkpoint_id)
-        .where(
-            Checkpoint.job_id == job.job_id,
-            Checkpoint.status.in_(RETAINED),
-            Checkpoint.checkpoint_id >= Segment.first_checkpoint,
-            Checkpoint.checkpoint_id < Segment.released_checkpoint,
-        )
-        .exists()
+    # All retained ids as one multirange: it is searched, where an anti-join would compare every
+    # segment with every checkpoint, those included that this transaction has just subsumed.
+    one_id = func.int8range(Checkpoint.checkpoint_id, Checkpoint.checkpoint_id, "[]")
+    retained = (
+        select(func.coalesce(func.range_agg(one_id), func.int8multirange()))
+        .where(Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
+        .scalar_subquery()
     )
+    served = func.int8range(Segment.first_checkpoint, Segment.released_checkpoint)
     return connection.execute(
         update(Segment)
         .where(
@@ -216,7 +215,7 @@ def _let_die(connection: Connection, job: JobFacts, segments: Sequence[UUID]) ->
             Segment.segment_id == any_uuid(segments),
             Segment.status == SegmentStatus.LIVE,
             Segment.released_checkpoint.is_not(None),
-            ~needed,
+            ~served.op("&&", is_comparison=True)(retained),
         )
         .values(status=SegmentStatus.DEAD)
     ).rowcount

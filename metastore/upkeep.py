@@ -35,7 +35,7 @@ from metastore.models import (
     SegmentStatus,
 )
 
-PLAN_ROWS = 10_000
+PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
 
 RETAINED = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)

@@ -63,6 +63,12 @@ def metastore_url(postgres: str) -> Iterator[str]:
     yield from _database(postgres, template="cairn")
 
 
+@pytest.fixture(scope="module")
+def shared_metastore_url(postgres: str) -> Iterator[str]:
+    """The URL of a migrated metastore that the tests of a module share, with a job each."""
+    yield from _database(postgres, template="cairn")
+
+
 @pytest.fixture
 def empty_database_url(postgres: str) -> Iterator[str]:
     """The URL of a fresh database without a schema."""

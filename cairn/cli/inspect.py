@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, Row, select, text
 
 from cairn.cli.commands import TIMEOUT_MS, unknown_job
 from cairn.cli.output import print_json, print_table
@@ -175,7 +175,7 @@ def _choose(
     return chosen, readable[chosen]
 
 
-def _variable(row: Any) -> Variable:
+def _variable(row: Row[Any]) -> Variable:
     map_key = None
     if row.user_key_schema is not None:
         map_key = TupleCodec(row.user_key_schema, name=f"map key of state {row.name}")

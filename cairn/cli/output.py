@@ -68,12 +68,12 @@ def _plain(value: object) -> str:
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-def _cell(key: str, value: Any) -> str:
+def _cell(key: str, value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    if key.endswith("_bytes"):
+    if isinstance(value, int) and key.endswith("_bytes"):
         return decimal(value)
     if isinstance(value, float):
         return f"{value:.2f}"

@@ -30,6 +30,7 @@ from cairn.storage import open_store
 from metastore.batches import BatchRef, BatchStart
 
 OUTPUT_ROWS_PER_BATCH = 10_000
+"""Turned into Arrow as they come: many live Python rows make the garbage collector slow."""
 
 
 def run_task(
@@ -74,8 +75,7 @@ def run_task(
                 *request,
             ),
         )
-    for first in range(0, len(output), OUTPUT_ROWS_PER_BATCH):
-        yield rows_to_batch(output[first : first + OUTPUT_ROWS_PER_BATCH], plan.output_schema)
+    yield from output
 
 
 def _batch(plan: OperatorPlan, context: TaskContext) -> BatchRef:
@@ -105,19 +105,25 @@ def _process(
     subtask: int,
     table: pa.Table | None,
     reader: LocalReader,
-) -> tuple[list[Row], Overlay]:
+) -> tuple[list[pa.RecordBatch], Overlay]:
     overlay = Overlay(reader)
-    handle = StateHandle(plan.states, overlay)
+    handle = StateHandle(plan.states, overlay, row_factory=Row)
     processor.init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
-    output: list[Row] = []
+    output: list[pa.RecordBatch] = []
+    rows_out: list[Row] = []
     if table is not None:
         _check_placement(plan, subtask, table)
         no_timers = TimerValues(-1, -1)
         encode_key = TupleCodec(plan.key_schema, name="key").encode
-        set_key, handle_rows, emit = handle.set_key, processor.handleInputRows, output.extend
+        set_key, handle_rows, emit = handle.set_key, processor.handleInputRows, rows_out.extend
         for key_group, key, rows in group_rows(table, plan.key_columns, plan.input_schema):
             set_key(key_group, encode_key(key))
             emit(handle_rows(key, rows, no_timers))
+            if len(rows_out) >= OUTPUT_ROWS_PER_BATCH:
+                output.append(rows_to_batch(rows_out, plan.output_schema))
+                rows_out.clear()
+    if rows_out:
+        output.append(rows_to_batch(rows_out, plan.output_schema))
     processor.close()
     return output, overlay
 

@@ -167,11 +167,40 @@ def _rows(table: pa.Table, schema: StructType) -> Iterator[Row]:
 
 def _values(column: pa.Array | pa.ChunkedArray, data_type: DataType) -> list[Any]:
     """Returns a column's values as PySpark gives them in rows."""
+    if isinstance(data_type, StructType):
+        return _structs(column, data_type)
+    if isinstance(data_type, TimestampType):
+        return _timestamps(column)
     values: list[Any] = column.to_pylist()
     convert: Callable[[Any], Any] | None = ArrowTableToRowsConversion._create_converter(
         data_type, none_on_identity=True
     )
     return [*map(convert, values)] if convert else values
+
+
+def _structs(column: pa.Array | pa.ChunkedArray, data_type: StructType) -> list[Any]:
+    children = [
+        _values(child, field.dataType)
+        for child, field in zip(column.flatten(), data_type.fields, strict=True)
+    ]
+    make = Row(*data_type.names)
+    rows: list[Any] = [*map(make, *children)] if children else [make()] * len(column)
+    if column.null_count:
+        present = column.is_valid().to_pylist()
+        return [row if there else None for row, there in zip(rows, present, strict=True)]
+    return rows
+
+
+def _timestamps(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Returns naive local datetimes; converts each distinct one once, as it costs microseconds."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    encoded = column.dictionary_encode()
+    distinct = [
+        moment.astimezone().replace(tzinfo=None) if moment is not None else None
+        for moment in encoded.dictionary.to_pylist()
+    ]
+    return [None if i is None else distinct[i] for i in encoded.indices.to_pylist()]
 
 
 def _canonical(value: Any) -> Any:  # noqa: ANN401 - any value of a row

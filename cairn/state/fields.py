@@ -120,7 +120,6 @@ class FieldCompiler:
         make = self._row_factory(*names) if self._row_factory else None
 
         def write(value: object) -> list[Any]:
-            value = plain(value)
             if isinstance(value, dict):
                 if not value.keys() <= set(names):
                     raise MismatchError
@@ -145,7 +144,8 @@ class FieldCompiler:
         write_element, read, show = element.write, element.read, element.show
 
         def write(value: object) -> list[Any]:
-            value = plain(value)
+            if not isinstance(value, list | tuple):
+                value = plain(value)
             if not isinstance(value, list | tuple):
                 raise MismatchError
             return [write_element(item) for item in value]

@@ -217,9 +217,7 @@ class StateHandle(_Handle):
 
     def set_key(self, key_group: int, key_bytes: bytes) -> None:
         """Makes a grouping key the current one for all variables. Ends `init`."""
-        current = self._current
-        current.key_group = key_group
-        current.key = key_bytes
+        self._current.key = (key_group, key_bytes)
 
     def deleteIfExists(self, stateName: str) -> None:
         """Does nothing for a name that the plan does not know."""

@@ -21,7 +21,8 @@ _FOREIGN = (
     ("to_pytimedelta", "to_pytimedelta"),
     ("to_pydatetime", "to_pydatetime"),
 )
-_float32 = struct.Struct("f")
+_BUILT_IN = frozenset([bool, int, float, str, bytes])
+_float32 = struct.Struct("<f")
 
 
 class MismatchError(Exception):
@@ -61,7 +62,12 @@ def scalar(type_name: str) -> Scalar | None:
 
 
 def plain(value: object) -> object:
-    """Returns numpy and pandas values as the Python values that Spark takes them for."""
+    """Returns numpy and pandas values as the Python values that Spark takes them for.
+
+    Do not call it for a Row: that answers what attributes it lacks by raising, slowly.
+    """
+    if type(value) in _BUILT_IN:
+        return value
     for mark, convert in _FOREIGN:
         if hasattr(value, mark):
             converted: object = getattr(value, convert)()
@@ -135,7 +141,8 @@ def _write_void(value: object) -> None:
 
 
 def _write_date(value: object) -> int:
-    value = plain(value)
+    if type(value) is not datetime.date:
+        value = plain(value)
     if not isinstance(value, datetime.date) or value != value:  # noqa: PLR0124 - NaT is a date
         raise MismatchError
     return value.toordinal() - _EPOCH_DAY
@@ -146,6 +153,8 @@ def _read_date(kept: int) -> datetime.date:
 
 
 def _datetime(value: object) -> datetime.datetime:
+    if type(value) is datetime.datetime:
+        return value
     value = plain(value)
     if not isinstance(value, datetime.datetime) or value != value:  # noqa: PLR0124 - pandas' NaT
         raise MismatchError

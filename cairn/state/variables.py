@@ -21,13 +21,15 @@ _NO_KEY: Any = object()
 
 
 class CurrentKey:
-    """The grouping key whose rows are being handled; `key` is None while there is none."""
+    """The grouping key whose rows are being handled.
 
-    __slots__ = ("key", "key_group")
+    `key` is a new pair of key group and key bytes each time it is set, None before.
+    """
+
+    __slots__ = ("key",)
 
     def __init__(self) -> None:
-        self.key_group = 0
-        self.key: bytes | None = None
+        self.key: tuple[int, bytes] | None = None
 
 
 class _Variable:
@@ -37,8 +39,8 @@ class _Variable:
         self._name = name
         self._state_id = state_id
         self._current = current
-        self._seen: bytes | None = _NO_KEY
-        """The key that the variable has looked up; compared by identity, which is enough."""
+        self._seen: tuple[int, bytes] | None = _NO_KEY
+        """The key that the variable has looked up, compared by identity."""
 
     def _prefix(self) -> bytes:
         """Returns the prefix of the current key's entries."""
@@ -49,7 +51,8 @@ class _Variable:
                 "changed only while a key's rows are handled, not in init or close"
             )
         self._seen = key
-        return entry_prefix(self._current.key_group, self._state_id, key)
+        key_group, key_bytes = key
+        return entry_prefix(key_group, self._state_id, key_bytes)
 
 
 class ValueState(_Variable):

@@ -167,13 +167,14 @@ class Entries:
 
     def last(self) -> bytes | None:
         """Returns the greatest suffix; None if there is no entry."""
+        key = None if self.cleared else self._committed.last(self.prefix)
+        suffix = None if key is None else key[len(self.prefix) :]
+        if not self.pending:
+            return suffix
+        if suffix is not None and self.pending.get(suffix, b"") is None:
+            return max((suffix for suffix, _ in self.scan()), default=None)
         present = [suffix for suffix, value in self.pending.items() if value is not None]
-        if not self.cleared and (key := self._committed.last(self.prefix)) is not None:
-            suffix = key[len(self.prefix) :]
-            if self.pending.get(suffix, b"") is None:
-                return max((suffix for suffix, _ in self.scan()), default=None)
-            present.append(suffix)
-        return max(present, default=None)
+        return max(present if suffix is None else [suffix, *present], default=None)
 
 
 def _merge(

@@ -19,7 +19,7 @@ context.configure(
     include_name=_in_our_schema,
     compare_server_default=True,
     transaction_per_migration=True,
-    on_version_apply=context.config.attributes["on_version_apply"],
+    on_version_apply=context.config.attributes.get("on_version_apply", ()),
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -1,8 +1,9 @@
 -- Grain: one row per checkpoint, that is per micro-batch that a run began.
 -- Columns: job_id, job_name, checkpoint_id, query_id and batch_id (Spark's names for it), status,
 --   epoch (the run), acks of parallelism subtasks, duration_ms (from begin to the last ack),
---   input_rows, new_segments, new_bytes and new_files (what became part of the state with it:
---   changelog of the batch, and bases that were materialised before it), began_at, completed_at,
+--   restore_ms (of the subtask that took longest to bring its state to the parent), input_rows,
+--   new_segments, new_bytes and new_files (what became part of the state with it: changelog of the
+--   batch, and bases that were materialised before it), began_at, completed_at,
 --   confirmed_at, ended_at (subsumed or aborted).
 -- Read by: `cairn checkpoints`, dashboards on checkpoint duration and size.
 SELECT
@@ -16,6 +17,7 @@ SELECT
     a.acks,
     c.parallelism,
     CAST(round(extract(EPOCH FROM c.completed_at - c.began_at) * 1000) AS bigint) AS duration_ms,
+    a.restore_ms,
     a.input_rows,
     coalesce(s.new_segments, 0) AS new_segments,
     coalesce(s.new_bytes, 0) AS new_bytes,
@@ -29,6 +31,7 @@ JOIN cairn.jobs AS j ON j.job_id = c.job_id
 CROSS JOIN LATERAL (
     SELECT
         count(*) AS acks,
+        max(subtask_acks.restore_ms) AS restore_ms,
         CAST(coalesce(sum(subtask_acks.input_rows), 0) AS bigint) AS input_rows
     FROM cairn.subtask_acks
     WHERE subtask_acks.job_id = c.job_id

@@ -81,13 +81,16 @@ class SyntheticJob:
             )
         )
         if seal:
-            connection.execute(
-                update(PhysicalFile)
-                .where(PhysicalFile.file_id == file_id)
-                .values(status=FileStatus.SEALED, size_bytes=segments * SEGMENT_BYTES)
-            )
+            self.seal(connection, file_id, segments)
         self.store.put(path, [b"x" * (segments * SEGMENT_BYTES)])
         return file_id
+
+    def seal(self, connection: Connection, file_id: UUID, segments: int) -> None:
+        connection.execute(
+            update(PhysicalFile)
+            .where(PhysicalFile.file_id == file_id)
+            .values(status=FileStatus.SEALED, size_bytes=segments * SEGMENT_BYTES)
+        )
 
     def add_segments(
         self, connection: Connection, file_id: UUID, kind: SegmentKind, first: int, as_of: int

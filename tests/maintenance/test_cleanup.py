@@ -286,11 +286,7 @@ def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -
         " 'changelog', 0, '[0,64)', 0, 100, '', 1, n, n, n + 1 FROM generate_series(7, :last) n",
         last=number,
     )
-    import time
-
-    t = time.time()
     report = cleanup_job(job.url, job.name)
-    print("CLEANUP", time.time() - t)
     # Kept: the newest two and the one in progress, and the files of the newest two.
     assert report.subsumed_checkpoints == number - 3
     assert report.deleted_files == job.DOOMED + (number - 6) - 2

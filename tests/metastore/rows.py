@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
 from cairn.handles import Scope, SegmentKind
@@ -53,7 +53,7 @@ class Rows:
         self.execute(
             insert(Job).values(
                 job_id=self.job_id,
-                name="clicks",
+                name=self.job_id,
                 storage="file:///nowhere",
                 max_parallelism=8,
                 num_retained=3,
@@ -98,7 +98,7 @@ class Rows:
                 task_attempt=1,
                 tm_id="tm",
                 input_rows=input_rows,
-                restore_ms=0,
+                restore_ms=10 * subtask,
             )
         )
 
@@ -183,7 +183,7 @@ class Rows:
             self.set_status(table, which, step)
 
     def set_status(self, table: type[Base], which: Any, status: str) -> None:
-        self.execute(update(table).where(which).values(status=status))
+        self.execute(update(table).where(which, self.own(table)).values(status=status))
 
     def counters(self, file_id: UUID) -> tuple[int, int]:
         columns = select(PhysicalFile.live_segments, PhysicalFile.live_bytes)
@@ -191,4 +191,10 @@ class Rows:
         return row["live_segments"], row["live_bytes"]
 
     def view(self, name: str) -> list[Any]:
-        return self.execute(text(f"SELECT * FROM cairn.{name}"))  # noqa: S608
+        """Returns the job's rows in a view."""
+        query = text(f"SELECT * FROM cairn.{name} WHERE job_id = :job_id")  # noqa: S608
+        return self.execute(query.bindparams(job_id=self.job_id))
+
+    def own(self, table: type[Base]) -> ColumnElement[bool]:
+        """Returns the condition for the job's rows in a table."""
+        return table.__table__.c.job_id == self.job_id

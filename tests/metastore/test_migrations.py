@@ -37,7 +37,7 @@ def differences(connection: Connection) -> Sequence[object]:
             "compare_server_default": True,
         },
     )
-    return compare_metadata(context, Base.metadata)
+    return list(compare_metadata(context, Base.metadata))
 
 
 def checks(connection: Connection) -> dict[str, str]:

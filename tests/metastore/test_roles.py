@@ -54,6 +54,10 @@ def updatable(rows: Rows, role: str, table: str) -> set[str]:
     return {row["attname"] for row in found}
 
 
+def run(url: str, statement: str) -> None:
+    run_transaction(url, lambda connection: connection.execute(text(statement)), what="testing")
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
     rows: Rows, table: str
@@ -115,7 +119,9 @@ def test_writer_commits_a_checkpoint_and_the_counters_follow(metastore_url: str)
     assert replaced
 
 
-def test_maintainer_releases_condemns_and_records_deletions(rows: Rows) -> None:
+def test_maintainer_releases_condemns_and_records_deletions(metastore_url: str) -> None:
+    rows = Rows(metastore_url)
+    rows.job()
     file_id = rows.file()
     segment_id = rows.segment(file_id)
     rows.checkpoint(1, "CONFIRMED")
@@ -138,13 +144,14 @@ def test_maintainer_releases_condemns_and_records_deletions(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_role_can_check_the_revision(metastore_url: str, role: str) -> None:
+def test_every_role_can_check_the_revision(shared_metastore_url: str, role: str) -> None:
+    url = shared_metastore_url
     user = f"someone_{role}"
     create = f"CREATE ROLE {user} LOGIN IN ROLE {role}"
     drop = f"DROP ROLE IF EXISTS {user}"
     for statement in (drop, create):
-        run_transaction(metastore_url, lambda c, s=statement: c.execute(text(s)), what="testing")
-    require_current(metastore_url.replace("postgres@", f"{user}@"))
+        run(url, statement)
+    require_current(url.replace("postgres@", f"{user}@"))
 
 
 def test_user_who_may_not_create_roles_is_told_what_to_run(tmp_path_factory: Any) -> None:
@@ -152,14 +159,12 @@ def test_user_who_may_not_create_roles_is_told_what_to_run(tmp_path_factory: Any
     url = resolve_url(metastore)
     try:
         for statement in ("CREATE ROLE plain LOGIN", "GRANT CREATE ON DATABASE cairn TO plain"):
-            run_transaction(url, lambda c, s=statement: c.execute(text(s)), what="testing")
+            run(url, statement)
         as_plain = url.replace("postgres@", "plain@")
         with pytest.raises(RefusedError, match="CREATE ROLE cairn_writer NOLOGIN; CREATE ROLE"):
             migrate(as_plain)
         for role in ROLES:
-            run_transaction(
-                url, lambda c, r=role: c.execute(text(f"CREATE ROLE {r} NOLOGIN")), what="testing"
-            )
+            run(url, f"CREATE ROLE {role} NOLOGIN")
         migrate(as_plain)
         require_current(as_plain)
     finally:

@@ -21,15 +21,15 @@ def installed(connection: Connection) -> set[str]:
     return set(connection.scalars(text("SELECT viewname FROM pg_views WHERE schemaname = 'cairn'")))
 
 
-def test_every_view_has_a_file_and_every_file_a_view(metastore_url: str) -> None:
-    with open_engine(metastore_url).connect() as connection:
+def test_every_view_has_a_file_and_every_file_a_view(shared_metastore_url: str) -> None:
+    with open_engine(shared_metastore_url).connect() as connection:
         assert installed(connection) == set(VIEWS)
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_installed_view_reads_as_its_file(metastore_url: str, name: str) -> None:
+def test_installed_view_reads_as_its_file(shared_metastore_url: str, name: str) -> None:
     definition = text("SELECT pg_get_viewdef(to_regclass(:name))")
-    with open_engine(metastore_url).connect() as connection:
+    with open_engine(shared_metastore_url).connect() as connection:
         connection.execute(text(f"CREATE VIEW cairn.from_file AS {VIEWS[name].read_text()}"))
         in_database = connection.scalar(definition, {"name": f"cairn.{name}"})
         assert in_database == connection.scalar(definition, {"name": "cairn.from_file"})
@@ -38,14 +38,14 @@ def test_installed_view_reads_as_its_file(metastore_url: str, name: str) -> None
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_view_says_its_grain_and_its_columns(metastore_url: str, name: str) -> None:
+def test_view_says_its_grain_and_its_columns(shared_metastore_url: str, name: str) -> None:
     header = "\n".join(
         line for line in VIEWS[name].read_text().splitlines() if line.startswith("--")
     )
     assert header.startswith("-- Grain: one row per ")
     assert "\n-- Read by: " in header
     comment = text("SELECT obj_description(to_regclass(:name))")
-    with open_engine(metastore_url).connect() as connection:
+    with open_engine(shared_metastore_url).connect() as connection:
         described = connection.scalar(comment, {"name": f"cairn.{name}"})
         assert described is not None
         assert described.startswith("One row per ")
@@ -60,7 +60,7 @@ def test_jobs_shows_the_newest_run_and_whole_checkpoint(rows: Rows) -> None:
     rows.checkpoint(3, "COMPLETED", epoch=2, parallelism=4)
     rows.checkpoint(4, epoch=2, parallelism=4)
     [job] = rows.view("v_jobs")
-    assert (job["job_name"], job["epoch"], job["parallelism"]) == ("clicks", 2, 4)
+    assert (job["job_name"], job["epoch"], job["parallelism"]) == (rows.job_id, 2, 4)
     assert (job["checkpoints"], job["last_checkpoint"]) == (2, 3)
 
 
@@ -77,12 +77,12 @@ def test_checkpoint_history_counts_acks_rows_and_what_is_new(rows: Rows) -> None
     rows.execute(
         text(
             "UPDATE cairn.checkpoints SET completed_at = began_at + interval '1.5 s' "
-            "WHERE checkpoint_id = 1"
-        )
+            "WHERE checkpoint_id = 1 AND job_id = :job_id"
+        ).bindparams(job_id=rows.job_id)
     )
     first, second = sorted(rows.view("v_checkpoint_history"), key=lambda r: r["checkpoint_id"])
     assert (first["status"], first["acks"], first["parallelism"]) == ("COMPLETED", 2, 2)
-    assert (first["duration_ms"], first["input_rows"]) == (1500, 12)
+    assert (first["duration_ms"], first["restore_ms"], first["input_rows"]) == (1500, 10, 12)
     assert (first["new_segments"], first["new_bytes"], first["new_files"]) == (3, 60, 2)
     assert (second["status"], second["acks"], second["duration_ms"]) == ("IN_PROGRESS", 1, None)
     assert (second["new_segments"], second["new_bytes"], second["new_files"]) == (0, 0, 0)
@@ -104,7 +104,9 @@ def test_files_say_why_they_are_kept(rows: Rows) -> None:
         rows.file("CONDEMNED"),
     )
     rows.deletion(failing)
-    rows.execute(update(Deletion).values(attempts=2, last_error="SlowDown"))
+    rows.execute(
+        update(Deletion).where(rows.own(Deletion)).values(attempts=2, last_error="SlowDown")
+    )
     because = {row["file_id"]: row["kept_because"] for row in rows.view("v_files")}
     assert because == {
         one: "needed by checkpoint 2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.segments.format import decode, encode
@@ -98,6 +98,7 @@ def declare(handle: StateHandle) -> dict[str, Any]:
     }
 
 
+@settings(deadline=None)
 @given(batches=st.lists(st.lists(calls, max_size=12), min_size=1, max_size=4))
 def test_state_of_every_key_equals_the_model_in_and_after_every_batch(
     make_committed: type[DictState], batches: list[list[Any]]

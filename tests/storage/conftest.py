@@ -26,6 +26,7 @@ class Exchange(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests.append(f"{self.command} {self.path}")
+        self.server.client_ports.append(self.client_address[1])
         faults = self.server.faults.get(self.command, [])
         fault = faults.pop(0) if faults else Exchange.pass_on
         fault(self)
@@ -64,10 +65,6 @@ class Exchange(BaseHTTPRequestHandler):
     def hang_up(self) -> None:
         self.close_connection = True
 
-    def lose_answer(self) -> None:
-        self.forward()
-        self.hang_up()
-
     def log_message(self, format: str, *args: object) -> None:
         """Stays silent."""
 
@@ -83,6 +80,7 @@ class FaultyProxy(ThreadingHTTPServer):
         assert at.hostname is not None
         self.upstream = (at.hostname, at.port or 80)
         self.requests: list[str] = []
+        self.client_ports: list[int] = []
         self.faults: dict[str, list[Callable[[Exchange], None]]] = {}
 
     @property

@@ -57,6 +57,7 @@ SELECT
     a.acks,
     c.parallelism,
     CAST(round(extract(EPOCH FROM c.completed_at - c.began_at) * 1000) AS bigint) AS duration_ms,
+    a.restore_ms,
     a.input_rows,
     coalesce(s.new_segments, 0) AS new_segments,
     coalesce(s.new_bytes, 0) AS new_bytes,
@@ -70,6 +71,7 @@ JOIN cairn.jobs AS j ON j.job_id = c.job_id
 CROSS JOIN LATERAL (
     SELECT
         count(*) AS acks,
+        max(subtask_acks.restore_ms) AS restore_ms,
         CAST(coalesce(sum(subtask_acks.input_rows), 0) AS bigint) AS input_rows
     FROM cairn.subtask_acks
     WHERE subtask_acks.job_id = c.job_id

@@ -1,0 +1,173 @@
+"""A job with state in storage and metastore, made without Spark."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from sqlalchemy import Connection
+
+from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.keygroups import range_of, subtask_of
+from cairn.layout import task_manager_file
+from cairn.segments.format import encode
+from cairn.state.codec import TupleCodec
+from cairn.state.entries import entry_prefix
+from cairn.state.handle import StateDeclaration
+from cairn.state.view import DELETE, DELETE_PREFIX, PUT
+from cairn.storage import open_store
+from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.bases import install_base
+from metastore.batches import BatchRef, begin_batch
+from metastore.engine import run_transaction
+from metastore.runs import Registration, register_run
+
+KEY_GROUPS, SUBTASKS = 8, 2
+VALUE, LIST, MAP = 1, 2, 3
+
+
+def struct(**fields: str) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [
+            {"name": name, "type": kind, "nullable": True, "metadata": {}}
+            for name, kind in fields.items()
+        ],
+    }
+
+
+KEY = struct(user_id="long", region="string")
+COUNT, WORD = struct(n="long"), struct(word="string")
+STATES = [
+    StateDeclaration(name="count", kind="value", value_schema=COUNT),
+    StateDeclaration(name="seen", kind="list", value_schema=WORD),
+    StateDeclaration(name="by_word", kind="map", value_schema=COUNT, user_key_schema=WORD),
+]
+
+T = TypeVar("T")
+Change = tuple[int, bytes, bytes | None]
+
+
+def encoded(schema: dict[str, Any], *values: Any) -> bytes:
+    return TupleCodec(schema, name="test").encode(values)
+
+
+def prefix(state_id: int, user_id: int, region: str) -> bytes:
+    return entry_prefix(user_id % KEY_GROUPS, state_id, encoded(KEY, user_id, region))
+
+
+def put_count(user_id: int, region: str, n: int) -> Change:
+    return PUT, prefix(VALUE, user_id, region), encoded(COUNT, n)
+
+
+def delete_count(user_id: int, region: str) -> Change:
+    return DELETE, prefix(VALUE, user_id, region), None
+
+
+def put_list(user_id: int, region: str, *words: str) -> list[Change]:
+    start = prefix(LIST, user_id, region)
+    return [
+        (PUT, start + i.to_bytes(8, "big"), encoded(WORD, word)) for i, word in enumerate(words)
+    ]
+
+
+def clear_list(user_id: int, region: str) -> Change:
+    return DELETE_PREFIX, prefix(LIST, user_id, region), None
+
+
+def put_map(user_id: int, region: str, word: str, n: int) -> Change:
+    return PUT, prefix(MAP, user_id, region) + encoded(WORD, word), encoded(COUNT, n)
+
+
+@dataclass
+class StatefulJob:
+    """A job whose batches are written as a task would, without Spark."""
+
+    url: str
+    storage: str
+    name: str = "clicks"
+    num_retained: int = 2
+    job_id: str = ""
+    epoch: int = 0
+    batches: int = 0
+    _query_id: str = field(default_factory=lambda: str(uuid4()))
+
+    def register(self) -> StatefulJob:
+        registration = Registration(
+            run_id=uuid4(),
+            job=self.name,
+            storage=self.storage,
+            parallelism=SUBTASKS,
+            max_parallelism=KEY_GROUPS,
+            num_retained=self.num_retained,
+            key_schema=KEY,
+            states=STATES,
+        )
+        run = self._run(lambda c: register_run(c, registration))
+        self.job_id, self.epoch = run.job_id, run.epoch
+        return self
+
+    def batch(self, *changes: Change, acks: int = SUBTASKS) -> int:
+        """Runs one micro-batch up to `acks` of its acknowledgements; returns its checkpoint."""
+        ref = self._begin(self.batches)
+        checkpoint_id = self._run(lambda c: begin_batch(c, ref)).checkpoint_id
+        by_subtask: dict[int, list[Change]] = {}
+        for change in changes:
+            key_group = int.from_bytes(change[1][:2], "big")
+            by_subtask.setdefault(subtask_of(key_group, SUBTASKS, KEY_GROUPS), []).append(change)
+        for subtask in range(acks):
+            self._acknowledge(ref, checkpoint_id, subtask, by_subtask.get(subtask, []))
+        self.batches += 1
+        return checkpoint_id
+
+    def materialise(self, subtask: int, as_of: int, *changes: Change) -> None:
+        """Installs a base of one subtask; the state of checkpoint `as_of` is `changes`."""
+        ref = self._begin(self.batches - 1)
+        written = self._write(ref, subtask, SegmentKind.KEYED_FULL, as_of, list(changes))
+        self._run(lambda c: install_base(c, ref, subtask, [written]))
+
+    def _begin(self, batch_id: int) -> BatchRef:
+        return BatchRef(self.name, self.job_id, self.epoch, self._query_id, batch_id)
+
+    def _acknowledge(
+        self, ref: BatchRef, checkpoint_id: int, subtask: int, changes: list[Change]
+    ) -> None:
+        file, segment = None, None
+        if changes:
+            file, segment = self._write(ref, subtask, SegmentKind.CHANGELOG, checkpoint_id, changes)
+        ack = Ack(subtask, str(uuid4()), 1, len(changes), 0, segment)
+        self._run(
+            lambda c: acknowledge(
+                c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], file=file
+            )
+        )
+
+    def _write(
+        self, ref: BatchRef, subtask: int, kind: SegmentKind, as_of: int, changes: list[Change]
+    ) -> tuple[WrittenFile, SegmentHandle]:
+        ordered = sorted(changes, key=lambda change: change[1][:2])
+        ops, keys, values = zip(*ordered, strict=True)
+        data = encode(ops, keys, values, metadata={})
+        file_id = str(uuid4())
+        path = task_manager_file(self.job_id, "tm", file_id)
+        self._run(lambda c: intend_file(c, ref, file_id, path, Scope.TASK_MANAGER))
+        open_store(self.storage).put(path, [data])
+        handle = SegmentHandle(
+            str(uuid4()),
+            kind,
+            path,
+            0,
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+            range_of(subtask, SUBTASKS, KEY_GROUPS),
+            len(ordered),
+            as_of,
+            as_of,
+        )
+        return WrittenFile(file_id, len(data)), handle
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        return run_transaction(self.url, work, what="testing")

@@ -1,0 +1,85 @@
+"""Every Dag file: imports without errors, keeps the conventions, parses fast and the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.dags.conftest import ROOT, RunPython
+
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def facts(run_in_airflow: RunPython) -> Facts:
+    output = run_in_airflow("-m", "tests.dags.inspect_dags", str(ROOT / "dags"))
+    found: Facts = json.loads(output.splitlines()[-1])
+    return found
+
+
+def dags(facts: Facts) -> Iterator[tuple[str, Facts]]:
+    assert facts["dags"]
+    yield from facts["dags"].items()
+
+
+def test_all_dag_files_import(facts: Facts) -> None:
+    assert facts["import_errors"] == {}
+    assert set(facts["dags"]) == {"subsumption_cleanup"}
+
+
+def test_parsing_is_fast_and_imports_nothing_heavy(facts: Facts) -> None:
+    assert facts["heavy"] == []
+    assert facts["parse_s"] < 1
+
+
+def test_two_parses_give_one_dag_version(facts: Facts) -> None:
+    assert {file for file, warnings in facts["unstable"].items() if warnings} == set()
+    assert facts["unstable"]
+
+
+def test_dags_say_what_they_do_and_never_catch_up(facts: Facts) -> None:
+    for dag_id, dag in dags(facts):
+        assert len(dag["doc_md"]) > 500, dag_id
+        assert "cairn" in dag["tags"], dag_id
+        assert dag["catchup"] is False, dag_id
+        assert dag["start_date"] == "2026-01-01T00:00:00+00:00", dag_id
+        assert dag["max_active_runs"] == 1, dag_id
+        assert dag["dagrun_timeout_s"], dag_id
+
+
+def test_tasks_have_an_owner_retries_and_a_timeout(facts: Facts) -> None:
+    for dag_id, dag in dags(facts):
+        for task_id, task in dag["tasks"].items():
+            assert task["owner"] == "cairn", (dag_id, task_id)
+            assert task["retries"] >= 1, (dag_id, task_id)
+            assert task["exponential_backoff"], (dag_id, task_id)
+            assert task["execution_timeout_s"], (dag_id, task_id)
+
+
+def test_the_cleanup_maps_one_task_per_job_in_the_pool(facts: Facts) -> None:
+    tasks = facts["dags"]["subsumption_cleanup"]["tasks"]
+    assert {name: task["upstream"] for name, task in tasks.items()} == {
+        "list_jobs": [],
+        "clean": ["list_jobs"],
+        "summarise": ["clean"],
+    }
+    assert tasks["clean"]["mapped"]
+    assert tasks["clean"]["pool"] == "cairn_maintenance"
+
+
+def test_the_trigger_form_defaults_to_all_jobs_for_real(facts: Facts) -> None:
+    params = facts["dags"]["subsumption_cleanup"]["params"]
+    assert params["job"]["value"] is None
+    assert params["job"]["schema"]["type"] == ["null", "string"]
+    assert params["dry_run"]["value"] is False
+    assert params["dry_run"]["schema"]["type"] == "boolean"
+    assert all(param["schema"]["description_md"] for param in params.values())
+
+
+def test_the_doc_page_names_the_pool_and_the_variable(facts: Facts) -> None:
+    page = facts["dags"]["subsumption_cleanup"]["doc_md"]
+    assert "airflow pools set cairn_maintenance" in page
+    assert "CAIRN_METASTORE" in page

@@ -1,0 +1,78 @@
+"""The cleanup Dag, run for real: what the metastore and the storage look like after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.dags.conftest import ROOT, RunPython
+from tests.maintenance.synthetic import SyntheticJob, dump
+
+pytestmark = pytest.mark.slow
+
+RunDag = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def migrated(run_in_airflow: RunPython) -> RunPython:
+    run_in_airflow("-m", "airflow", "db", "migrate")
+    return run_in_airflow
+
+
+@pytest.fixture
+def run_dag(migrated: RunPython) -> RunDag:
+    def run(url: str, **conf: Any) -> dict[str, Any]:
+        arguments = ("-m", "tests.dags.one_dag_run", str(ROOT / "dags"), json.dumps(conf))
+        output = migrated(*arguments, CAIRN_METASTORE=url)
+        outcome: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return outcome
+
+    return run
+
+
+def test_a_run_cleans_every_job_in_a_task_of_its_own(
+    run_dag: RunDag, metastore_url: str, tmp_storage: str
+) -> None:
+    jobs = [SyntheticJob(metastore_url, tmp_storage).create() for _ in range(2)]
+    assert run_dag(metastore_url) == {
+        "state": "success",
+        "tasks": {
+            "list_jobs[-1]": "success",
+            "clean[0]": "success",
+            "clean[1]": "success",
+            "summarise[-1]": "success",
+        },
+    }
+    for job in jobs:
+        assert job.objects() == job.needed
+        [(deleted,)] = job.execute(
+            "SELECT count(*) FROM cairn.physical_files WHERE job_id = :job AND status = 'DELETED'"
+        )
+        assert deleted == job.DOOMED
+
+
+def test_a_dry_run_of_one_job_changes_nothing(
+    run_dag: RunDag, metastore_url: str, tmp_storage: str
+) -> None:
+    jobs = [SyntheticJob(metastore_url, tmp_storage).create() for _ in range(2)]
+    before = dump(metastore_url), [job.objects() for job in jobs]
+    outcome = run_dag(metastore_url, job=jobs[0].name, dry_run=True)
+    assert outcome["state"] == "success"
+    assert "clean[1]" not in outcome["tasks"]
+    assert (dump(metastore_url), [job.objects() for job in jobs]) == before
+
+
+def test_a_refusal_fails_the_run_without_a_retry(run_dag: RunDag, metastore_url: str) -> None:
+    outcome = run_dag(metastore_url, job="nobody")
+    assert outcome["state"] == "failed"
+    assert outcome["tasks"]["clean[0]"] == "failed"
+    assert outcome["tasks"]["summarise[-1]"] == "upstream_failed"
+
+
+def test_a_metastore_without_jobs_is_a_success(run_dag: RunDag, metastore_url: str) -> None:
+    outcome = run_dag(metastore_url)
+    assert outcome["state"] == "success"
+    assert outcome["tasks"]["summarise[-1]"] == "success"

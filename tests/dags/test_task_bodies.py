@@ -1,0 +1,61 @@
+"""What the tasks do with a report, in a process that has Airflow."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, insert
+
+from cairn.handles import Scope
+from metastore.engine import run_transaction
+from metastore.models import PhysicalFile
+from tests.dags.conftest import RunPython
+from tests.maintenance.synthetic import SyntheticJob
+
+pytestmark = pytest.mark.slow
+
+CLEAN = """
+import json, sys
+from cairn.airflow_ext.maintenance import clean_job
+try:
+    clean_job(sys.argv[1], dry_run=False)
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+TOTAL = """
+import json
+from cairn.airflow_ext.maintenance import total
+reports = [{"job": "a", "dry_run": False, "deleted_files": 2, "freed_bytes": 10},
+           {"job": "b", "dry_run": False, "deleted_files": 1, "freed_bytes": 5}]
+print(json.dumps([total(reports), total([])]))
+"""
+
+
+def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
+    run_in_airflow: RunPython, metastore_url: str, tmp_storage: str
+) -> None:
+    job = SyntheticJob(metastore_url, tmp_storage).create()
+    undeletable = f"{job.job_id}/shared/{'x' * 300}.seg"  # no file system takes the name
+
+    def add(connection: Connection) -> None:
+        connection.execute(
+            insert(PhysicalFile).values(
+                file_id=uuid4(), job_id=job.job_id, epoch=1, path=undeletable, scope=Scope.SHARED
+            )
+        )
+
+    run_transaction(metastore_url, add, timeout_ms=10_000, what="adding a file")
+    output = run_in_airflow("-c", CLEAN, job.name, CAIRN_METASTORE=metastore_url)
+    name, message = json.loads(output.splitlines()[-1])
+    assert name == "StorageError"
+    assert f"1 objects could not be deleted ({job.DOOMED} were)" in message
+    assert job.objects() == job.needed
+
+
+def test_the_summary_adds_up_the_reports(run_in_airflow: RunPython) -> None:
+    sums, nothing = json.loads(run_in_airflow("-c", TOTAL).splitlines()[-1])
+    assert sums == {"jobs": 2, "deleted_files": 3, "freed_bytes": 15}
+    assert nothing == {"jobs": 0}

@@ -1,0 +1,168 @@
+"""Applying a stored plan: every row is decided again, whatever happened since it was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection
+
+from cairn.errors import RefusedError
+from cairn.handles import SegmentKind
+from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
+from metastore.engine import run_transaction
+from metastore.plans import Applied, apply_plan, store_plan
+from metastore.upkeep import JobFacts, read_snapshot
+from tests.maintenance.synthetic import SyntheticJob, dump
+
+NOTHING = Applied(0, 0, 0)
+
+
+@dataclass
+class Stored:
+    """A plan on its way from the planner to the applier."""
+
+    job: SyntheticJob
+    facts: JobFacts
+    plan: SubsumptionPlan
+    run_id: UUID
+
+    @classmethod
+    def of(cls, job: SyntheticJob) -> Stored:
+        snapshot = read_snapshot(job.url, job.name, timeout_ms=10_000)
+        plan = plan_subsumption(snapshot)
+        run_id = store_plan(
+            job.url, snapshot.job, "subsumption", plan.to_json(), plan.sha256, timeout_ms=10_000
+        )
+        return cls(job, snapshot.job, plan, run_id)
+
+    def apply(self, sha256: str | None = None) -> Applied:
+        return apply_plan(
+            self.job.url,
+            self.facts,
+            self.run_id,
+            plan_sha256=sha256 or self.plan.sha256,
+            checkpoints=self.plan.subsumed_checkpoints,
+            segments=self.plan.dead_segments,
+            files=[file.file_id for file in self.plan.condemned_files],
+            timeout_ms=10_000,
+        )
+
+
+@pytest.fixture
+def job(metastore_url: str, tmp_storage: str) -> SyntheticJob:
+    return SyntheticJob(metastore_url, tmp_storage).create()
+
+
+def test_a_plan_applied_twice_changes_nothing_the_second_time(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    first = stored.apply()
+    assert first == Applied(job.SUBSUMED, job.DEAD, job.DOOMED)
+    before = dump(job.url)
+    assert stored.apply() == first
+    assert dump(job.url) == before
+
+
+def test_a_zombies_plan_changes_nothing_after_another_cleanup(job: SyntheticJob) -> None:
+    zombie, other = Stored.of(job), Stored.of(job)
+    other.apply()
+    assert zombie.apply() == NOTHING
+    assert len(job.execute("SELECT FROM cairn.deletions")) == job.DOOMED
+
+
+def test_a_stored_plan_reads_back_with_its_digest(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    [(plan, sha256)] = job.execute("SELECT plan, plan_sha256 FROM cairn.maintenance_runs")
+    assert SubsumptionPlan.from_json(plan) == stored.plan
+    assert SubsumptionPlan.from_json(plan).sha256 == sha256
+
+
+def test_checkpoints_stay_that_the_job_has_come_to_retain(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute("UPDATE cairn.jobs SET num_retained = 4 WHERE job_id = :job")
+    # 2 to 5 are retained now, and 2 needs the changelog of 1: only leftovers go.
+    assert stored.apply() == Applied(subsumed_checkpoints=1, dead_segments=0, condemned_files=3)
+
+
+def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute(
+        "UPDATE cairn.segments SET released_checkpoint = NULL"
+        " WHERE job_id = :job AND first_checkpoint = 2"
+    )
+    assert stored.apply() == Applied(
+        job.SUBSUMED, dead_segments=job.DEAD - 2, condemned_files=job.DOOMED - 1
+    )
+
+
+def test_segments_stay_that_serve_a_checkpoint_for_longer_now(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute(
+        "UPDATE cairn.segments SET released_checkpoint = 5"
+        " WHERE job_id = :job AND first_checkpoint = 2"
+    )
+    assert stored.apply() == Applied(
+        job.SUBSUMED, dead_segments=job.DEAD - 2, condemned_files=job.DOOMED - 1
+    )
+
+
+def test_a_file_stays_that_got_a_segment(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    [(losing,)] = job.execute(
+        "SELECT file_id FROM cairn.physical_files WHERE status = 'SEALED' AND live_segments = 0"
+    )
+
+    def reuse(connection: Connection) -> None:
+        job.add_segments(connection, losing, SegmentKind.CHANGELOG, 6, 6)
+
+    run_transaction(job.url, reuse, timeout_ms=10_000, what="adding a segment")
+    assert stored.apply().condemned_files == job.DOOMED - 1
+
+
+def test_a_file_stays_that_its_fenced_writer_managed_to_seal(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    [(file_id,)] = job.execute(
+        "SELECT min(file_id::text)::uuid FROM cairn.physical_files"
+        " WHERE status = 'WRITING' AND epoch = 1"
+    )
+
+    def seal(connection: Connection) -> None:
+        job.seal(connection, file_id, 2)
+        job.add_segments(connection, file_id, SegmentKind.CHANGELOG, 6, 6)
+
+    run_transaction(job.url, seal, timeout_ms=10_000, what="sealing a file")
+    assert stored.apply().condemned_files == job.DOOMED - 1
+
+
+def test_another_jobs_plan_touches_nothing(job: SyntheticJob) -> None:
+    other = SyntheticJob(job.url, job.storage).create()
+    stored = Stored.of(job)
+    stored.facts = Stored.of(other).facts
+    with pytest.raises(RefusedError, match=r"no plan .* is stored"):
+        stored.apply()
+
+
+def test_a_plan_with_another_digest_is_refused(job: SyntheticJob) -> None:
+    before = Stored.of(job)
+    rows = dump(job.url)
+    with pytest.raises(RefusedError, match=r"no plan .* with the hash 0000"):
+        before.apply("0000")
+    assert dump(job.url) == rows
+
+
+def test_a_plan_older_than_an_hour_is_refused_for_good(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute("UPDATE cairn.maintenance_runs SET planned_at = now() - interval '61 minutes'")
+    for _ in range(2):
+        with pytest.raises(RefusedError, match=r"older than 60 min.*Run the cleanup again"):
+            stored.apply()
+    [(status,)] = job.execute("SELECT status FROM cairn.maintenance_runs")
+    assert status == "FAILED"
+    assert not job.execute("SELECT FROM cairn.deletions")
+
+
+def test_a_plan_of_59_minutes_is_applied(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute("UPDATE cairn.maintenance_runs SET planned_at = now() - interval '59 minutes'")
+    assert stored.apply().condemned_files == job.DOOMED

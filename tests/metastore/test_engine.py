@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import IntegrityError
+
+from cairn.errors import BadInputError, MetastoreError
+from metastore.embedded import resolve_url, stop
+from metastore.engine import dispose_engines, open_engine, run_transaction
+from metastore.migrate import migrate
+
+FORKING = """
+import os, sys
+from sqlalchemy import text
+from metastore.engine import dispose_engines, run_transaction
+
+def backend():
+    return run_transaction(
+        sys.argv[1], lambda c: c.scalar(text("SELECT pg_backend_pid()")), what="testing"
+    )
+
+before = backend()
+child = os.fork()
+if child == 0:
+    os._exit(0 if backend() != before else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert backend() == before
+dispose_engines()
+"""
+
+
+def test_transaction_commits_and_returns_what_the_work_returns(metastore_url: str) -> None:
+    def work(connection: Connection) -> str:
+        connection.execute(text("CREATE TABLE public.t (n int)"))
+        return "done"
+
+    assert run_transaction(metastore_url, work, what="testing") == "done"
+    count = run_transaction(
+        metastore_url, lambda c: c.scalar(text("SELECT count(*) FROM public.t")), what="testing"
+    )
+    assert count == 0
+
+
+def test_transaction_whose_connection_is_terminated_runs_again(metastore_url: str) -> None:
+    backends: list[int] = []
+
+    def work(connection: Connection) -> int:
+        backends.append(connection.scalar(text("SELECT pg_backend_pid()")) or 0)
+        if len(backends) == 1:
+            connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        return len(backends)
+
+    assert run_transaction(metastore_url, work, what="testing") == 2
+    assert backends[0] != backends[1]
+
+
+def test_idle_connection_that_broke_is_replaced(metastore_url: str) -> None:
+    with open_engine(metastore_url).connect() as connection:
+        idle = connection.scalar(text("SELECT pg_backend_pid()"))
+    other = make_url(metastore_url).set(database="postgres").render_as_string()
+    kill = text("SELECT pg_terminate_backend(:pid, 5000)").bindparams(pid=idle)
+    assert run_transaction(other, lambda c: c.scalar(kill), what="testing")
+    assert run_transaction(metastore_url, lambda c: c.scalar(text("SELECT 1")), what="x") == 1
+
+
+def test_deadlock_is_resolved_by_running_one_again(metastore_url: str) -> None:
+    setup = "CREATE TABLE public.t AS SELECT n, 0 AS hits FROM generate_series(1, 2) AS n"
+    run_transaction(metastore_url, lambda c: c.execute(text(setup)), what="testing")
+    both_hold_one = threading.Barrier(2)
+    met: set[int] = set()
+
+    def hit(first: int) -> None:
+        def work(connection: Connection) -> None:
+            for n in (first, 3 - first):
+                connection.execute(
+                    text("UPDATE public.t SET hits = hits + 1 WHERE n = :n"), {"n": n}
+                )
+                if first not in met:
+                    met.add(first)
+                    both_hold_one.wait(10)
+
+        run_transaction(metastore_url, work, what="testing")
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(hit, (1, 2)))
+    hits = run_transaction(
+        metastore_url, lambda c: c.scalars(text("SELECT hits FROM public.t")).all(), what="testing"
+    )
+    assert hits == [2, 2]
+
+
+def test_server_that_restarts_is_waited_for(tmp_path_factory: pytest.TempPathFactory) -> None:
+    metastore = f"embedded:{tmp_path_factory.mktemp('restart')}"
+    url = resolve_url(metastore)
+    try:
+        migrate(url)
+        stop(metastore)
+        with ThreadPoolExecutor() as threads:
+            count = threads.submit(
+                run_transaction,
+                url,
+                lambda c: c.scalar(text("SELECT count(*) FROM cairn.jobs")),
+                what="testing",
+            )
+            time.sleep(0.5)
+            assert not count.done()
+            resolve_url(metastore)
+            assert count.result() == 0
+    finally:
+        dispose_engines()
+        stop(metastore)
+
+
+def test_server_that_stays_away_is_given_up_with_address_and_duration() -> None:
+    url = "postgresql://u:s3cret@127.0.0.1:1/d"
+    began = time.monotonic()
+    with pytest.raises(MetastoreError) as gave_up:
+        run_transaction(url, lambda c: None, timeout_ms=1000, what="acknowledging batch 7")
+    assert 1 <= time.monotonic() - began < 4
+    message = str(gave_up.value)
+    assert "acknowledging batch 7: Postgres at postgresql://u:***@127.0.0.1:1/d" in message
+    assert "for 1 s" in message
+    assert "Check that it runs" in message
+    assert "s3cret" not in message
+
+
+def test_database_that_does_not_exist_is_not_waited_for(metastore_url: str) -> None:
+    wrong = make_url(metastore_url).set(database="nowhere").render_as_string()
+    began = time.monotonic()
+    with pytest.raises(BadInputError, match=r'database "nowhere" does not exist.*Check user'):
+        run_transaction(wrong, lambda c: None, what="testing")
+    assert time.monotonic() - began < 5
+
+
+def test_other_errors_pass_untouched_and_are_not_retried(metastore_url: str) -> None:
+    runs = []
+
+    def work(connection: Connection) -> None:
+        runs.append(1)
+        connection.execute(
+            text("INSERT INTO cairn.runs VALUES ('no job', 1, gen_random_uuid(), 1)")
+        )
+
+    with pytest.raises(IntegrityError):
+        run_transaction(metastore_url, work, what="testing")
+    assert len(runs) == 1
+
+
+def test_statement_that_runs_too_long_is_given_up(metastore_url: str) -> None:
+    with pytest.raises(MetastoreError, match="statement timeout"):
+        run_transaction(
+            metastore_url,
+            lambda c: c.execute(text("SELECT pg_sleep(60)")),
+            timeout_ms=300,
+            what="testing",
+        )
+
+
+def test_forked_child_never_uses_its_parents_connection(metastore_url: str) -> None:
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", FORKING, metastore_url], cwd=root, check=True)

@@ -1,0 +1,35 @@
+"""A Spark session for the tests that need no process of their own, and settings for a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from streams import Settings, new_session, write_source
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = new_session("local[2,4]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def stream(tmp_path: Path, metastore_url: str, tmp_storage: str) -> Callable[..., Settings]:
+    """Makes the settings of a stream over so many files, in directories of the test's own."""
+
+    def make(files: int, **changes: object) -> Settings:
+        facts: dict[str, object] = {
+            "source": str(write_source(tmp_path / "source", files)),
+            "storage": tmp_storage,
+            "metastore": metastore_url,
+            "spark_checkpoint": str(tmp_path / "spark-checkpoint"),
+            "local_dir": str(tmp_path / "local"),
+            **changes,
+        }
+        return Settings(**facts)  # type: ignore[arg-type]
+
+    return make

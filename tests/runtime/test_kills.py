@@ -1,0 +1,203 @@
+"""SIGKILL at random points: the driver's process group, a Python worker, an executor."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import func, select
+from streams import Settings, dump, expected_state, newest_state, read_state, retained
+
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.storage import open_store
+from metastore.engine import open_engine
+from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MakeStream = Callable[..., Settings]
+DRIVER_KILLS = 20
+FILES = 60
+
+
+@contextmanager
+def running(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The stream as a process group of its own; nothing of it is left afterwards."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("streams.py")), dump(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def finish(process: subprocess.Popen[bytes], log: Path) -> None:
+    assert process.wait(300) == 0, log.read_text()[-6000:]
+
+
+def begun(url: str, run: int = 0) -> int:
+    """Returns how many checkpoints were begun by the runs from this one on."""
+    with open_engine(url).connect() as connection:
+        count = connection.scalar(
+            select(func.count()).select_from(Checkpoint).where(Checkpoint.epoch >= run)
+        )
+    return count or 0
+
+
+def runs(url: str) -> int:
+    with open_engine(url).connect() as connection:
+        return connection.scalar(select(func.coalesce(func.max(Run.epoch), 0))) or 0
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not reached():
+        assert process.poll() in (None, 0), log.read_text()[-6000:]
+        assert time.monotonic() < deadline, log.read_text()[-6000:]
+        if process.poll() == 0:
+            return
+        time.sleep(0.01)
+
+
+def assert_whole(settings: Settings, files: int) -> None:
+    """The final state, every retained checkpoint, and storage are exactly what they should be."""
+    url = settings.metastore
+    assert newest_state(url) == expected_state(files)
+    cleanup_job(url, settings.job)
+    for checkpoint, batch in retained(url, settings.job).items():
+        assert read_state(url, settings.job, checkpoint) == expected_state(batch + 1)
+    stored = {found.path for found in open_store(settings.storage).list("")}
+    with open_engine(url).connect() as connection:
+        sealed = set(
+            connection.scalars(select(PhysicalFile.path).where(PhysicalFile.status == "SEALED"))
+        )
+        intended = set(
+            connection.scalars(select(PhysicalFile.path).where(PhysicalFile.status == "WRITING"))
+        )
+    assert sealed <= stored
+    assert stored <= sealed | intended
+
+
+def test_the_driver_killed_at_random_points_loses_and_doubles_nothing(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    settings = stream(FILES, options={"cairn.changelog.periodic-materialize.interval": "700 ms"})
+    log, chance = tmp_path / "log", random.Random()
+    url = settings.metastore
+    for _ in range(DRIVER_KILLS):
+        with running(settings, log) as process:
+            run = runs(url) + 1
+            wait_until(lambda: begun(url, run) > 0, process, log)
+            time.sleep(chance.uniform(0, 1.2))
+    with running(settings, log) as process:
+        finish(process, log)
+    assert_whole(settings, FILES)
+
+
+def test_python_workers_killed_at_random_points_lose_and_double_nothing(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    files = 40
+    options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
+    settings = stream(files, master="local[2,99]", options=options)
+    log, chance, kills = tmp_path / "log", random.Random(), 0
+    with running(settings, log) as process:
+        wait_until(lambda: begun(settings.metastore) > 1, process, log)
+        while process.poll() is None and kills < 20:
+            workers = python_workers(process.pid)
+            if workers:
+                kills += kill(chance.choice(workers))
+            time.sleep(chance.uniform(0.2, 0.8))
+        finish(process, log)
+    assert kills >= 5
+    assert_whole(settings, files)
+
+
+def test_subtasks_stay_on_their_executor_and_an_executor_killed_loses_nothing(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    files = 30
+    settings = stream(
+        files,
+        master="local-cluster[3,1,1024]",
+        parallelism=6,
+        options={"cairn.changelog.periodic-materialize.interval": "2 s"},
+    )
+    log = tmp_path / "log"
+    with running(settings, log) as process:
+        wait_until(lambda: begun(settings.metastore) > 10, process, log)
+        placed = placements(settings.metastore, first=2, last=9)
+        assert len({tm for tms in placed.values() for tm in tms}) == 3
+        assert all(len(tms) == 1 for tms in placed.values()), placed
+        assert kill(executors(process.pid)[0])
+        finish(process, log)
+    assert_whole(settings, files)
+
+
+def placements(url: str, first: int, last: int) -> dict[int, set[str]]:
+    """Returns the executors that each subtask ran on, over some checkpoints."""
+    placed: dict[int, set[str]] = {}
+    with open_engine(url).connect() as connection:
+        for ack in connection.execute(
+            select(SubtaskAck.subtask, SubtaskAck.tm_id).where(
+                SubtaskAck.checkpoint_id.between(first, last)
+            )
+        ):
+            placed.setdefault(ack.subtask, set()).add(ack.tm_id)
+    return placed
+
+
+def python_workers(driver: int) -> list[psutil.Process]:
+    """Returns the processes in which Spark runs Python tasks."""
+    daemons = [p for p in descendants(driver) if "pyspark.daemon" in command(p)]
+    return [p for p in daemons if "pyspark.daemon" in command(p.parent())]
+
+
+def executors(driver: int) -> list[psutil.Process]:
+    return [p for p in descendants(driver) if "CoarseGrainedExecutorBackend" in command(p)]
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def command(process: psutil.Process | None) -> str:
+    try:
+        return " ".join(process.cmdline()) if process else ""
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill(process: psutil.Process) -> bool:
+    """Kills a process; False if it was gone already."""
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
