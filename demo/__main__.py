@@ -21,31 +21,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cairn.airflow_ext.maintenance import MAINTENANCE_POOL
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.report import counted_words, make_report
 from demo.source import count_words, stage
 from demo.stream import Stream, progress, wait_for_middle_of_batch
-from metastore.embedded import resolve_url
+from metastore.embedded import resolve_url, stop
 from metastore.engine import open_engine
 from metastore.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "demo"
+METASTORE = f"embedded:{BUILD / 'metastore'}"
 JOB = "wordcount"
 BATCHES = 32
 KILL_AFTER_BATCHES = 12
 DAG = "subsumption_cleanup"
-POOLS = {"cairn_maintenance": 2}
+POOLS = {MAINTENANCE_POOL: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
     """Where one run of the demo keeps its things."""
 
-    storage: str
-    metastore: str
     url: str
     arguments: list[str]
     log: Path
@@ -67,12 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if mismatches:
         console.print(f"{mismatches} counts are wrong", style="red")
         return 1
-    console.print(f"Every count is right. Next: {_next_command()}", markup=False)
+    console.print("Every count is right. Look at what is left with:")
+    console.print(
+        f"  .venv/bin/cairn files {JOB} --metastore {METASTORE}", markup=False, soft_wrap=True
+    )
     return 0
 
 
 def _run(storage: str | None, console: Console) -> int:
     if BUILD.exists():
+        stop(METASTORE)
         shutil.rmtree(BUILD)
     BUILD.mkdir(parents=True)
     with _bars(console) as bars:
@@ -82,7 +86,7 @@ def _run(storage: str | None, console: Console) -> int:
             BUILD / "airflow",
             dags=ROOT / "dags",
             port=_free_port(),
-            variables={METASTORE_VARIABLE: demo.metastore},
+            variables={METASTORE_VARIABLE: METASTORE},
         )
         with ThreadPoolExecutor(1) as background:
             migrated = background.submit(airflow.migrate)
@@ -94,18 +98,19 @@ def _run(storage: str | None, console: Console) -> int:
             _clean_up(airflow, bars)
         finally:
             airflow.stop()
-        return _check(demo, expected, killed_in, console)
+    mismatches = _check(demo, expected, killed_in, console)
+    stop(METASTORE)
+    return mismatches
 
 
 def _prepare(storage: str | None, files: int) -> Demo:
-    metastore = f"embedded:{BUILD / 'metastore'}"
-    url = resolve_url(metastore)
+    url = resolve_url(METASTORE)
     migrate(url)
     storage = storage or str(BUILD / "storage")
     arguments = {
         "--source": BUILD / "source",
         "--storage": storage,
-        "--metastore": metastore,
+        "--metastore": METASTORE,
         "--spark-checkpoint": BUILD / "spark-checkpoint",
         "--local-dir": BUILD / "local",
         "--job": JOB,
@@ -114,7 +119,7 @@ def _prepare(storage: str | None, files: int) -> Demo:
         "--materialize-interval": "5 s",
     }
     words = [str(word) for pair in arguments.items() for word in pair]
-    return Demo(storage, metastore, url, words, BUILD / "stream.log")
+    return Demo(url, words, BUILD / "stream.log")
 
 
 def _staged(bars: Progress) -> list[Path]:
@@ -189,15 +194,6 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def _next_command() -> str:
-    metastore = (
-        f"embedded:{(BUILD / 'metastore').relative_to(Path.cwd())}"
-        if Path.cwd() in BUILD.parents
-        else f"embedded:{BUILD / 'metastore'}"
-    )
-    return f".venv/bin/cairn files {JOB} --metastore {metastore}"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def count_words(files: list[Path], advance: Callable[[], object]) -> Counter[tup
     for file in files:
         lines = file.read_bytes().decode("utf-8", "replace").split("\n")
         for first in range(0, len(lines), WINDOW_S):
-            start = datetime.fromtimestamp(first, UTC).isoformat()
+            start = datetime.fromtimestamp(first, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             words = find_words("\n".join(lines[first : first + WINDOW_S]))
             counts.update((word, start) for word in words)
         advance()

@@ -91,7 +91,7 @@ def progress(url: str, job: str) -> Progress:
     )
 
 
-def wait_for_middle_of_batch(url: str, job: str, acks: int = 1, poll_s: float = 0.01) -> int:
+def wait_for_middle_of_batch(url: str, job: str) -> int:
     """Returns the id of a checkpoint that some, not all, of its subtasks have acknowledged."""
     newest = (
         select(Checkpoint.checkpoint_id, func.count(SubtaskAck.subtask), Checkpoint.parallelism)
@@ -107,6 +107,6 @@ def wait_for_middle_of_batch(url: str, job: str, acks: int = 1, poll_s: float = 
     while True:
         with open_engine(url).connect() as connection:
             for checkpoint_id, acked, parallelism in connection.execute(newest):
-                if acks <= acked < parallelism:
+                if 0 < acked < parallelism:
                     return int(checkpoint_id)
-        time.sleep(poll_s)
+        time.sleep(0.01)

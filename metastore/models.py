@@ -70,7 +70,7 @@ class SegmentStatus(StrEnum):
 
 
 class MaintenanceStatus(StrEnum):
-    """PLANNED → APPLIED or FAILED."""
+    """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
 
     PLANNED = "PLANNED"
     APPLIED = "APPLIED"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from streams import Settings, new_session, write_source
+
+from tests.runtime.streams import Settings, new_session, write_source
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessor,
     StatefulProcessorHandle,
@@ -36,6 +36,7 @@ from metastore.engine import open_engine
 from metastore.models import Checkpoint, CheckpointStatus, Job, StateVariable
 from spark_jobs import environment
 
+ROOT = Path(__file__).resolve().parents[2]
 ROWS_PER_FILE = 60
 KEYS = 25
 OUTPUT = "key string, n long"
@@ -182,7 +183,7 @@ def start(
 def new_session(master: str) -> SparkSession:
     """Returns a quiet session with this interpreter in its workers."""
     environment.prepare()
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # workers import processors by name
+    os.environ["PYTHONPATH"] = str(ROOT)  # workers import this module by name
     return (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")

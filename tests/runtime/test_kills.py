@@ -9,18 +9,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from sqlalchemy import func, select
-from streams import Settings, dump, expected_state, newest_state, read_state, retained
 
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
 from metastore.engine import open_engine
 from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
+from tests.runtime.streams import (
+    ROOT,
+    Settings,
+    dump,
+    expected_state,
+    newest_state,
+    read_state,
+    retained,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,7 +43,8 @@ def running(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The stream as a process group of its own; nothing of it is left afterwards."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("streams.py")), dump(settings)],
+            [sys.executable, "-m", "tests.runtime.streams", dump(settings)],
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -47,15 +57,17 @@ def running(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:
     assert process.wait(300) == 0, log.read_text()[-6000:]
+
+
+def has_begun(url: str, run: int) -> bool:
+    return begun(url, run) > 0
 
 
 def begun(url: str, run: int = 0) -> int:
@@ -110,7 +122,7 @@ def test_the_driver_killed_at_random_points_loses_and_doubles_nothing(
     for _ in range(DRIVER_KILLS):
         with running(settings, log) as process:
             run = runs(url) + 1
-            wait_until(lambda: begun(url, run) > 0, process, log)
+            wait_until(partial(has_begun, url, run), process, log)
             time.sleep(chance.uniform(0, 1.2))
     with running(settings, log) as process:
         finish(process, log)
@@ -182,9 +194,10 @@ def executors(driver: int) -> list[psutil.Process]:
 
 def descendants(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    return found
 
 
 def command(process: psutil.Process | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,13 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 from sqlalchemy import create_engine, func, select, text
-from streams import (
+
+from cairn.errors import BadInputError, StorageError
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.storage import open_store
+from metastore.engine import dispose_engines, open_engine
+from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
+from tests.runtime.streams import (
     Remember,
     Settings,
     expected_state,
@@ -26,19 +31,15 @@ from streams import (
     write_source,
 )
 
-from cairn.errors import BadInputError, RefusedError, StorageError
-from cairn.maintenance.cleanup import cleanup_job
-from cairn.storage import open_store
-from metastore.engine import dispose_engines, open_engine
-from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
-
 pytestmark = pytest.mark.slow
 
 MakeStream = Callable[..., Settings]
 
 
 def run(spark: SparkSession, settings: Settings, **more: Any) -> None:
-    start(remembered(spark, settings, more.pop("processor", None)), settings, **more).awaitTermination()
+    start(
+        remembered(spark, settings, more.pop("processor", None)), settings, **more
+    ).awaitTermination()
 
 
 def scalar(url: str, statement: Any) -> Any:
@@ -130,7 +131,7 @@ def test_a_sink_that_reads_part_of_a_batch_is_refused_at_the_next(
     def peek(df: DataFrame, batch: int) -> None:
         df.take(1)
 
-    with pytest.raises(Exception, match="never acknowledged batch 0.*downstream") as caught:
+    with pytest.raises(Exception, match=r"never acknowledged batch 0.*downstream") as caught:
         run(spark, settings, each=peek)
     assert "RefusedError" in str(caught.value)
 
@@ -167,9 +168,7 @@ def test_a_task_that_fails_after_its_segment_was_written_leaves_the_state_right(
     failing = remembered(spark, settings).mapInArrow(fail_first_attempt, "key string, n long")
     start(failing, settings).awaitTermination()
     assert newest_state(settings.metastore) == expected_state(3)
-    dead = scalar(
-        settings.metastore, select(func.count()).where(Segment.status == "DEAD")
-    )
+    dead = scalar(settings.metastore, select(func.count()).where(Segment.status == "DEAD"))
     assert dead == 9  # each of 3 subtasks wrote each of 3 batches twice
 
 
@@ -259,7 +258,7 @@ def test_another_key_schema_is_refused_and_the_state_kept(
     settings = stream(2)
     run(spark, settings)
     df = spark.readStream.schema("key long, value long").json(settings.source)
-    with pytest.raises(BadInputError, match="the key is key long, but .* with the key key string"):
+    with pytest.raises(BadInputError, match=r"the key is key long, but .* with the key key string"):
         settings.cairn_job().groupBy(df, "key").transformWithState(
             Remember(), "key long, n long", "Update", "None"
         )
@@ -282,7 +281,7 @@ def test_a_value_of_the_wrong_type_is_refused_and_the_state_kept(
     settings = stream(2)
     run(spark, settings)
     write_source(Path(settings.source), 3)
-    with pytest.raises(Exception, match="BadInputError.*count.*n.*(?i:long).*many"):
+    with pytest.raises(Exception, match=r"BadInputError.*count.*n.*(?i:long).*many"):
         run(spark, settings, processor=WrongType())
     run(spark, settings)
     assert newest_state(settings.metastore) == expected_state(3)
@@ -361,9 +360,11 @@ def test_a_metastore_away_for_good_is_a_clear_error_and_no_state_is_lost(
     settings = stream(6, options={"cairn.metastore.timeout": "2 s"})
     query = start(remembered(spark, settings), settings)
     wait_for_batch(metastore_url, 2)
-    with closed_to_connections(metastore_url, 0):
-        with pytest.raises(Exception, match="MetastoreError"):
-            query.awaitTermination()
+    with (
+        closed_to_connections(metastore_url, 0),
+        pytest.raises(Exception, match="MetastoreError"),
+    ):
+        query.awaitTermination()
     run(spark, settings)
     assert newest_state(metastore_url) == expected_state(6)
 

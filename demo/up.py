@@ -1,0 +1,107 @@
+"""`make up`: Postgres, Airflow with its UI and the word-count stream, until Ctrl-C.
+
+    python -m demo.up [--storage s3://bucket/prefix]
+
+What it keeps is in `build/up`; starting again goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from cairn.airflow_ext.maintenance import MAINTENANCE_POOL
+from cairn.airflow_ext.metastore import METASTORE_VARIABLE
+from cairn.errors import CairnError
+from demo.airflow import LocalAirflow
+from demo.source import stage
+from demo.stream import Stream
+from metastore.embedded import resolve_url, stop
+from metastore.migrate import migrate
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "up"
+METASTORE = f"embedded:{BUILD / 'metastore'}"
+AIRFLOW_PORT = 8080
+DAG = "subsumption_cleanup"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the platform until Ctrl-C; returns 1 if a part of it failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--storage", default=str(BUILD / "storage"), help="default: %(default)s")
+    storage = parser.parse_args(argv).storage
+    console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    airflow = LocalAirflow(
+        BUILD / "airflow",
+        dags=ROOT / "dags",
+        port=AIRFLOW_PORT,
+        variables={METASTORE_VARIABLE: METASTORE},
+        scheduled=True,
+    )
+    try:
+        _run(airflow, storage, console)
+    except KeyboardInterrupt:
+        console.print("\nStopping")
+    except CairnError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 1
+    finally:
+        airflow.stop()
+        stop(METASTORE)
+    return 0
+
+
+def _run(airflow: LocalAirflow, storage: str, console: Console) -> None:
+    with console.status("Starting Postgres"):
+        BUILD.mkdir(parents=True, exist_ok=True)
+        migrate(resolve_url(METASTORE))
+    with console.status("Starting Airflow"):
+        airflow.migrate()
+        airflow.start()
+        airflow.wait_ready(DAG, {MAINTENANCE_POOL: 2}, timeout_s=180)
+    with console.status("Copying the source text and starting the stream"):
+        if not (BUILD / "source").exists():
+            stage(BUILD / "source")
+        stream = Stream(_arguments(storage), BUILD / "stream.log")
+    try:
+        _tell(airflow, console)
+        while stream.running():
+            time.sleep(1)
+    finally:
+        stream.stop()
+
+
+def _arguments(storage: str) -> list[str]:
+    arguments = {
+        "--source": BUILD / "source",
+        "--storage": storage,
+        "--metastore": METASTORE,
+        "--spark-checkpoint": BUILD / "spark-checkpoint",
+        "--local-dir": BUILD / "local",
+        "--files-per-batch": 10,
+        "--materialize-interval": "30 s",
+    }
+    return ["--keep-running", *(str(word) for pair in arguments.items() for word in pair)]
+
+
+def _tell(airflow: LocalAirflow, console: Console) -> None:
+    for line in (
+        f"Airflow   {airflow.url}  user admin, password {airflow.password}",
+        f"Postgres  {resolve_url(METASTORE)}",
+        f"Stream    counts the words of every text file put into {BUILD / 'source'}",
+        f"Look      .venv/bin/cairn jobs --metastore {METASTORE}",
+        "Stop      Ctrl-C",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
