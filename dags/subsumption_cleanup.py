@@ -43,7 +43,8 @@ from typing import Any
 
 from airflow.sdk import Param, dag, get_current_context, task
 
-from cairn.airflow_ext.maintenance import MAINTENANCE_POOL, clean_job, jobs_to_clean, total
+from cairn.airflow_ext.maintenance import clean_job, jobs_to_clean, total
+from cairn.airflow_ext.pools import MAINTENANCE_POOL
 
 
 @dag(

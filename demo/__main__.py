@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cairn.airflow_ext.maintenance import MAINTENANCE_POOL
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
+from cairn.airflow_ext.pools import MAINTENANCE_POOL
 from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.report import counted_words, make_report

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cairn.airflow_ext.maintenance import MAINTENANCE_POOL
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
+from cairn.airflow_ext.pools import MAINTENANCE_POOL
 from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.source import stage

@@ -59,7 +59,7 @@ class ParentAck:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The checkpoint whose state a batch starts from, and the run that made it. `acks` is by subtask."""
+    """The checkpoint whose state a batch starts from, and its run. `acks` is by subtask."""
 
     checkpoint_id: int
     run_id: str

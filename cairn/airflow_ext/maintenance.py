@@ -13,9 +13,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from cairn.airflow_ext.metastore import metastore_url
 from cairn.errors import BadInputError, RefusedError, StorageError
 
-MAINTENANCE_POOL = "cairn_maintenance"
-"""Airflow pool of every task that changes the metastore or deletes objects."""
-
 log = logging.getLogger(__name__)
 
 
