@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-from pyspark import SparkFiles, TaskContext
+from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
@@ -46,7 +47,7 @@ def run_task(
         raise RefusedError("the stateful operator runs in Spark tasks only", job=plan.job)
     batch = _batch(plan, context)
     subtask = context.partitionId()
-    manager = TaskManager(plan, SparkFiles.getRootDirectory())
+    manager = TaskManager(plan, _executor_root())
     store = open_store(plan.storage)
     start = manager.begin(batch)
     attempt_id = str(uuid.uuid4())
@@ -76,6 +77,11 @@ def run_task(
             ),
         )
     yield from output
+
+
+def _executor_root() -> str:
+    """Returns the executor's own block directories, whose names are made anew with it."""
+    return os.environ["SPARK_LOCAL_DIRS"]
 
 
 def _batch(plan: OperatorPlan, context: TaskContext) -> BatchRef:
