@@ -28,9 +28,9 @@ from metastore.models import (
 )
 
 NATIVE_FORMULA = (
-    "batches x (2 x partitions + 4): per partition and batch one changelog file and its checksum "
-    "file, plus per batch one offset and one commit entry with a checksum file each (68 files a "
-    "batch were counted at 32 partitions)"
+    "2 x partitions x batches + 4: per partition and batch one changelog file and its checksum "
+    "file, plus the base of 4: operator metadata and state schema with a checksum file each. "
+    "RocksDB's snapshots would come on top; the offset and commit logs are left out on both sides"
 )
 
 
@@ -148,8 +148,8 @@ def make_report(
         space_amplification=round(physical_bytes / live_bytes, 3),
         restore_after_kill_ms=_restore_ms(connection, job_id, killed_in),
         killed_in_checkpoint=killed_in,
-        native_state_files_4_partitions=batches * (2 * 4 + 4),
-        native_state_files_200_partitions=batches * (2 * 200 + 4),
+        native_state_files_4_partitions=2 * 4 * batches + 4,
+        native_state_files_200_partitions=2 * 200 * batches + 4,
         native_state_files_formula=NATIVE_FORMULA,
     )
 

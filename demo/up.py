@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--storage", default=str(BUILD / "storage"), help="default: %(default)s")
     storage = parser.parse_args(argv).storage
     console = Console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     airflow = LocalAirflow(
         BUILD / "airflow",
         dags=ROOT / "dags",

@@ -134,19 +134,23 @@ def acknowledge(
 
 def _bind_query(connection: Connection, batch: BatchRef) -> None:
     """Locks the job against fencing for the transaction and binds it to the query."""
-    bound = require_epoch(connection, batch)
-    if bound is None:
-        bound = connection.execute(
-            update(Job)
-            .where(Job.job_id == batch.job_id)
-            .values(query_id=func.coalesce(Job.query_id, batch.query_id))
-            .returning(Job.query_id)
-        ).scalar_one()
+    # Before the shared lock: two executors that hold it would deadlock on the way to this one.
+    binds = connection.execute(
+        update(Job)
+        .where(
+            Job.job_id == batch.job_id,
+            Job.current_epoch == batch.epoch,
+            Job.query_id.is_(None),
+        )
+        .values(query_id=batch.query_id)
+    )
+    if binds.rowcount == 1:
         connection.execute(
             update(Run)
             .where(Run.job_id == batch.job_id, Run.epoch == batch.epoch)
-            .values(query_id=bound)
+            .values(query_id=batch.query_id)
         )
+    bound = require_epoch(connection, batch)
     if bound != batch.query_id:
         raise refuse_second_query(batch.job, str(bound), batch.query_id)
 

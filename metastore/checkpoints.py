@@ -12,6 +12,7 @@ from cairn.keygroups import KeyGroupRange
 from metastore.models import (
     Checkpoint,
     CheckpointStatus,
+    Job,
     PhysicalFile,
     Run,
     Segment,
@@ -56,6 +57,11 @@ def segments_at(
         )
     )
     return sorted(map(handle_of, rows), key=replay_order)
+
+
+def current_epoch(connection: Connection, job_id: str) -> int:
+    """Returns the newest run of a job that has begun a batch; 0 if none has."""
+    return connection.execute(select(Job.current_epoch).where(Job.job_id == job_id)).scalar_one()
 
 
 def lineage_of(connection: Connection, job_id: str, checkpoint_id: int) -> str | None:

@@ -126,6 +126,8 @@ class Job(Base):
     """One row per job: a named stateful operator with its own state and storage root."""
 
     __tablename__ = "jobs"
+    # A restart may have to replay the newest confirmed batch, from the checkpoint before it.
+    __table_args__ = (CheckConstraint("num_retained >= 2", name="num_retained_enough"),)
     job_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     storage: Mapped[str]
@@ -249,6 +251,10 @@ class Segment(Base):
         _one_of("status", SegmentStatus),
         _one_of("kind", SegmentKind),
         CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
+        CheckConstraint(
+            "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
+            name="released_after_first",
+        ),
     )
     segment_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]

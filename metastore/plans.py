@@ -131,12 +131,16 @@ def apply_plan(
         url, work, timeout_ms=timeout_ms, what=f"applying a plan for job {job.name}"
     )
     if applied is None:
-        raise RefusedError(
-            f"plan {run_id} is older than {PLAN_LIFE_MIN} min, so it was not applied. Run the "
-            "cleanup again: it makes a new plan",
-            job=job.name,
-        )
+        raise _expired(job, run_id)
     return applied
+
+
+def _expired(job: JobFacts, run_id: UUID) -> RefusedError:
+    return RefusedError(
+        f"plan {run_id} is older than {PLAN_LIFE_MIN} min, so it was not applied. Run the "
+        "cleanup again: it makes a new plan",
+        job=job.name,
+    )
 
 
 def _lock_run(connection: Connection, job: JobFacts, run_id: UUID, plan_sha256: str) -> Row[Any]:

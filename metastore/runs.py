@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -28,6 +28,7 @@ class Registration:
     num_retained: int
     key_schema: Mapping[str, Any]
     states: Sequence[StateDeclaration]
+    deleted_states: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,12 @@ def _register_states(
     ).all()
     known = {row.name: row for row in rows}
     ids = {name: row.state_id for name, row in known.items()}
+    if doomed := sorted(known.keys() & set(registration.deleted_states)):
+        raise BadInputError(
+            f"deleteIfExists of {', '.join(doomed)}: the job has state of that name, and this "
+            "version cannot delete a state variable. Leave the call out; the state stays unused",
+            job=registration.job,
+        )
     for state in registration.states:
         if state.name in known:
             _check_state(registration.job, state, known[state.name])

@@ -77,7 +77,8 @@ def empty_database_url(postgres: str) -> Iterator[str]:
 
 @pytest.fixture
 def tmp_storage(tmp_path: Path) -> str:
-    """A `file://` URL below the test's own directory."""
+    """The `file://` URL of an empty directory, such as a job's first start makes it."""
+    (tmp_path / "storage").mkdir()
     return (tmp_path / "storage").as_uri()
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.errors import StorageError
+from cairn.errors import FencedError, StorageError
 from cairn.runtime.plan import OperatorPlan
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.engine import run_transaction
+
+_SHARED = ("spool", "running", "pending", "acked")
 
 
 class TaskManager:
@@ -31,13 +33,14 @@ class TaskManager:
     """
 
     def __init__(self, plan: OperatorPlan, executor_root: str) -> None:
-        digest = hashlib.sha256(executor_root.encode()).hexdigest()[:12]
+        # The run's id too: a metastore restored from a backup gives the same epochs again.
+        digest = hashlib.sha256(f"{executor_root} {plan.run_id}".encode()).hexdigest()[:12]
         self.plan = plan
         self.tm_id = f"{plan.epoch}-{digest}"
         self.job_directory = Path(plan.settings.local_dir) / plan.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
         try:
-            for name in ("spool", "running", "pending"):
+            for name in _SHARED:
                 (self.directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
@@ -73,8 +76,13 @@ class TaskManager:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Holds one of the executor's locks."""
-        descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        """Holds one of the executor's locks.
+
+        Raises:
+            FencedError: a newer run has removed this run's directory.
+        """
+        with fenced_if_removed(self.directory):
+            descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -86,7 +94,7 @@ class TaskManager:
         for old in self.directory.glob("begun-*"):
             old.unlink()
         keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
-        for name in ("spool", "running", "pending"):
+        for name in _SHARED:
             for old in (self.directory / name).iterdir():
                 if int(old.name.split("-")[0]) not in keep:
                     old.unlink(missing_ok=True)
@@ -95,8 +103,25 @@ class TaskManager:
                 shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def fenced_if_removed(path: Path) -> Iterator[None]:
+    """Raises FencedError where a file's directory is gone: newer runs remove older ones'."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FencedError(
+            "this run's local directory is gone; a newer run removes it when it begins",
+            file=str(path),
+        ) from error
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that other processes see all of it or none."""
+    """Writes a file so that other processes see all of it or none.
+
+    Raises:
+        FencedError: a newer run has removed the directory.
+    """
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-    draft.write_bytes(data)
-    draft.rename(path)
+    with fenced_if_removed(path):
+        draft.write_bytes(data)
+        draft.rename(path)

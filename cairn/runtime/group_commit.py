@@ -1,8 +1,9 @@
 """Group commit: one physical file and one transaction for all waiting subtasks of an executor.
 
 A task leaves its segment in the spool and a request beside it, then waits for the executor's lock.
-Whoever gets the lock commits every waiting request, its own among them. No daemon, and nothing to
-leak: the lock dies with its holder, and the next one finds the same requests.
+Whoever gets the lock commits every waiting request, its own among them, and makes them receipts.
+No daemon, and nothing to leak: the lock dies with its holder, and the next one finds the same
+requests.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from cairn.errors import FencedError
 from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.layout import task_manager_file
-from cairn.runtime.executor import TaskManager, write_whole
+from cairn.runtime.executor import TaskManager, fenced_if_removed, write_whole
 from cairn.storage.store import ObjectStore
 from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
 from metastore.batches import BatchRef
@@ -49,7 +51,8 @@ class Running:
         self._mark = manager.directory / "running" / f"{checkpoint_id}-{attempt_id}-{os.getpid()}"
 
     def __enter__(self) -> Running:
-        self._mark.touch()
+        with fenced_if_removed(self._mark):
+            self._mark.touch()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,22 +64,35 @@ def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: R
 
     Raises:
         StorageError, MetastoreError: nothing was acknowledged by this task; it may be run again.
-        FencedError, RefusedError: see `metastore.acks.acknowledge`.
+        FencedError, RefusedError: see `metastore.acks.acknowledge`; or a newer run or batch has
+            removed the request before anybody committed it.
     """
     asked = _request_file(manager, request)
     write_whole(asked, msgspec.msgpack.encode(request))
     with manager.lock("commit"):
-        if not asked.exists():
+        if _receipt_file(manager, request).exists():
             return
+        if not asked.exists():
+            raise FencedError(
+                f"the request of subtask {request.subtask} was removed before it was committed: a "
+                "newer run or batch has begun here",
+                job=batch.job,
+                checkpoint=request.checkpoint_id,
+            )
         _wait_for_others(manager, request.checkpoint_id)
         waiting = _waiting(manager, request.checkpoint_id)
         _commit_all(manager, store, batch, waiting)
-        for done in waiting:
-            _request_file(manager, done).unlink(missing_ok=True)
+        with fenced_if_removed(asked):
+            for done in waiting:
+                _request_file(manager, done).rename(_receipt_file(manager, done))
 
 
 def _request_file(manager: TaskManager, request: Request) -> Path:
     return manager.directory / "pending" / f"{request.checkpoint_id}-{request.attempt_id}"
+
+
+def _receipt_file(manager: TaskManager, request: Request) -> Path:
+    return manager.directory / "acked" / f"{request.checkpoint_id}-{request.attempt_id}"
 
 
 def _waiting(manager: TaskManager, checkpoint_id: int) -> list[Request]:
@@ -90,15 +106,16 @@ def _waiting(manager: TaskManager, checkpoint_id: int) -> list[Request]:
 
 
 def _wait_for_others(manager: TaskManager, checkpoint_id: int) -> None:
-    """Waits until every running task of the batch is waiting too, at most `persist-delay`."""
+    """Waits until every running task of the batch has asked too, at most `persist-delay`."""
     give_up = time.monotonic() + manager.plan.settings.persist_delay_ms / 1000
     while time.monotonic() < give_up:
-        waiting = {
+        ready = {
             file.name.split("-", 1)[1]
-            for file in (manager.directory / "pending").glob(f"{checkpoint_id}-*")
+            for name in ("pending", "acked")
+            for file in (manager.directory / name).glob(f"{checkpoint_id}-*")
         }
         marks = (manager.directory / "running").glob(f"{checkpoint_id}-*")
-        if all(_attempt_and_pid(mark)[0] in waiting or _is_dead(mark) for mark in marks):
+        if all(_attempt_and_pid(mark)[0] in ready or _is_dead(mark) for mark in marks):
             return
         time.sleep(_POLL_S)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -16,6 +16,7 @@ from cairn.runtime.operator import run_task
 from cairn.runtime.placement import route, warn_if_subtasks_float
 from cairn.runtime.plan import OperatorPlan
 from cairn.settings import Settings
+from cairn.state.codec import TupleCodec
 from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
 from cairn.storage import normalise_url, open_store
 from metastore.embedded import EMBEDDED_PREFIX, resolve_url
@@ -165,8 +166,9 @@ class GroupedStream:
         job = self._job
         session = self._df.sparkSession
         warn_if_subtasks_float(session)
-        states = _declare(processor)
+        states, deleted = _declare(processor)
         key_schema = StructType([self._df.schema[name] for name in self._key_columns])
+        TupleCodec(key_schema.jsonValue(), name="key")  # refuses what state cannot hold
         open_store(job.storage).check_writable()
         url = job.open_metastore()
         registration = Registration(
@@ -178,6 +180,7 @@ class GroupedStream:
             num_retained=job.settings.num_retained,
             key_schema=key_schema.jsonValue(),
             states=states,
+            deleted_states=deleted,
         )
         run = run_transaction(
             url,
@@ -229,11 +232,13 @@ def _struct(schema: object) -> StructType:
     return parsed
 
 
-def _declare(processor: StatefulProcessor) -> list[StateDeclaration]:
-    """Returns the state variables that the processor's `init` declares, run on a copy of it."""
+def _declare(
+    processor: StatefulProcessor,
+) -> tuple[Sequence[StateDeclaration], Collection[str]]:
+    """Returns the state variables that `init` declares and deletes, run on a copy."""
     dumped: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
     copy: StatefulProcessor = cloudpickle.loads(dumped)  # our own, not from storage
     handle = DeclaringHandle(lambda schema: _struct(schema).jsonValue())
     copy.init(handle)  # type: ignore[arg-type]
     copy.close()
-    return list(handle.declarations)
+    return handle.declarations, handle.deleted

@@ -63,16 +63,18 @@ def materialize(
     """Writes the subtask's state as new bases and releases what they replace.
 
     A store that fails is noted and tried again with the next batch; after
-    `cairn.changelog.max-failures-allowed` failures in a row the error is raised.
+    `cairn.changelog.max-failures-allowed` failures in a row the error is raised, and a restart
+    counts from the start.
     """
     failures = manager.subtask_directory(subtask).with_suffix(".failures")
     try:
         _materialize(manager, store, batch, subtask, reader)
     except StoreFailedError as error:
         count = _count(failures) + 1
-        write_whole(failures, str(count).encode())
         if count >= manager.plan.settings.materialize_max_failures:
+            failures.unlink(missing_ok=True)
             raise
+        write_whole(failures, str(count).encode())
         _log.warning("materialisation %d of subtask %d failed: %s", count, subtask, error)
     else:
         failures.unlink(missing_ok=True)

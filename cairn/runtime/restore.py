@@ -25,7 +25,7 @@ from cairn.segments.reader import read_segment
 from cairn.state.view import Changes
 from cairn.storage.store import ObjectStore
 from metastore.batches import BatchStart, Parent, ParentAck
-from metastore.checkpoints import lineage_of, segments_at
+from metastore.checkpoints import current_epoch, lineage_of, segments_at
 from metastore.engine import run_transaction
 
 NOTHING = Position(0, "", 0)
@@ -80,7 +80,7 @@ def _catch_up(
     plan = manager.plan
     with local.write() as writer:
         here = writer.reader.position() or NOTHING
-        if (here.epoch, here.checkpoint_id) > (wanted.epoch, wanted.checkpoint_id):
+        if _is_ahead(here, wanted) and _is_overtaken(manager, here, wanted):
             raise _moved_on(manager, local, here)
         if parent is None:
             writer.clear(plan.key_groups(subtask))
@@ -95,6 +95,33 @@ def _catch_up(
         else:
             _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
         writer.move_to(wanted)
+
+
+def _is_ahead(here: Position, wanted: Position) -> bool:
+    return (here.epoch, here.checkpoint_id) > (wanted.epoch, wanted.checkpoint_id)
+
+
+def _is_overtaken(manager: TaskManager, here: Position, wanted: Position) -> bool:
+    """Tells whether the metastore knows of the run or batch that has moved the local state on.
+
+    One that was restored from a backup does not: the local state is of a history it has lost.
+    """
+    plan = manager.plan
+
+    def look_up(connection: Connection) -> tuple[int, str | None]:
+        return (
+            current_epoch(connection, plan.job_id),
+            lineage_of(connection, plan.job_id, here.checkpoint_id),
+        )
+
+    epoch, lineage = run_transaction(
+        plan.metastore_url,
+        look_up,
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"find out what moved local state of job {plan.job} on",
+    )
+    is_known_batch = here.checkpoint_id > wanted.checkpoint_id and lineage == here.lineage
+    return epoch > plan.epoch or is_known_batch
 
 
 def _same_state(one: Position, other: Position) -> bool:

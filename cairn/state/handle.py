@@ -170,8 +170,13 @@ class DeclaringHandle(_Handle):
         """The state variables declared so far, in order."""
         return tuple(self._declarations)
 
+    @property
+    def deleted(self) -> frozenset[str]:
+        """The names that `deleteIfExists` was called with."""
+        return frozenset(self._deleted)
+
     def deleteIfExists(self, stateName: str) -> None:
-        """Records that the name must not be declared."""
+        """Records that the name must not be declared, nor be known to the job."""
         super().deleteIfExists(stateName)
         self._deleted.add(stateName)
 

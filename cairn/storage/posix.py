@@ -40,7 +40,8 @@ class PosixStore:
     """Objects are files below `root`; an object appears whole and fsynced, or not at all.
 
     A write goes to `.tmp-<uuid>` beside the object first. A process that is killed may leave that
-    file behind; it is never listed.
+    file behind; it is never listed. `put` and `check_writable` make the root; where it is missing,
+    every other verb raises StorageError rather than take its objects for missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -78,6 +79,7 @@ class PosixStore:
                 file.seek(offset)
                 data = file.read(-1 if size_bytes is None else size_bytes)
         except _ABSENT as error:
+            self._require_root("read", path)
             raise missing_error(self.url, path, offset) from error
         except OSError as error:
             raise self._failed(error, "read", path, offset) from error
@@ -102,7 +104,7 @@ class PosixStore:
             try:
                 file.unlink()
             except _ABSENT:
-                continue
+                self._require_root("delete", path)
             except OSError as error:
                 failed[path] = str(self._failed(error, "delete", path))
             else:
@@ -128,6 +130,16 @@ class PosixStore:
                 file=path,
             )
 
+    def _require_root(self, verb: str, path: str) -> None:
+        """Tells a missing object from a missing storage, such as a disk that is not mounted."""
+        if not self._root.is_dir():
+            found = "a file" if self._root.exists() else "nothing"
+            raise StorageError(
+                f"storage {self.url}: cannot {verb}: {found} is where its directory was; mount the "
+                "disk or move the directory back, then try again",
+                file=path,
+            )
+
     def _make_directories(self, directory: Path) -> tuple[Path, ...]:
         """Makes `directory`; returns the directories to fsync for it to survive a crash.
 
@@ -144,6 +156,7 @@ class PosixStore:
             with os.scandir(directory) as scan:
                 entries = sorted(scan, key=_sort_key)
         except _ABSENT:
+            self._require_root("list", prefix)
             return
         except OSError as error:
             raise self._failed(error, "list", prefix) from error
@@ -159,8 +172,9 @@ class PosixStore:
     def _describe(self, entry: os.DirEntry[str], path: str) -> Iterator[StoredObject]:
         try:
             stat = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return  # deleted since the directory was read
+        except FileNotFoundError:  # deleted since the directory was read
+            self._require_root("list", path)
+            return
         except OSError as error:
             raise self._failed(error, "list", path) from error
         yield StoredObject(path, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))

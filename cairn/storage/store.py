@@ -61,6 +61,9 @@ class ObjectStore(Protocol):
         """Yields the objects whose path starts with `prefix`, page by page, sorted by path.
 
         The prefix is text, not a directory: `job-1` also matches `job-10/a.seg`, `job-1/` does not.
+
+        Raises:
+            StorageError, BadInputError: the store itself is not there; it is never shown empty.
         """
         ...
 
@@ -68,8 +71,8 @@ class ObjectStore(Protocol):
         """Deletes objects for good; only `cairn/maintenance/deleter.py` may call this.
 
         Returns what went wrong by path, for those paths that failed; a missing object counts as
-        deleted. When the store cannot be reached it raises instead, with part of the objects
-        deleted; the same call may be repeated.
+        deleted. When the store cannot be reached or is not there it raises instead, with part of
+        the objects deleted; the same call may be repeated.
         """
         ...
 

@@ -246,6 +246,20 @@ def test_after_a_delete_request_without_an_answer_the_next_cleanup_finishes(
     assert_clean(job)
 
 
+def test_a_storage_that_is_not_mounted_keeps_the_delete_intents(
+    job: SyntheticJob, tmp_path: Path
+) -> None:
+    root = tmp_path / "storage"
+    root.rename(tmp_path / "unmounted")
+    with pytest.raises(StorageError, match=r"cannot delete: nothing is where .*mount the disk"):
+        cleanup_job(job.url, job.name)
+    [(still_open,)] = job.execute("SELECT count(*) FROM cairn.deletions WHERE done_at IS NULL")
+    assert still_open == job.DOOMED
+    (tmp_path / "unmounted").rename(root)
+    assert cleanup_job(job.url, job.name).deleted_files == job.DOOMED
+    assert_clean(job)
+
+
 def test_the_role_cairn_maintainer_may_do_all_of_it(job: SyntheticJob) -> None:
     maintainer = make_url(job.url).update_query_dict({"options": "-c role=cairn_maintainer"})
     url = maintainer.render_as_string(hide_password=False)
@@ -296,13 +310,3 @@ def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -
     )
     assert retained == [6, number - 1, number]
     assert job.needed == job.objects()
-
-
-def test_only_the_deleter_deletes() -> None:
-    callers = {
-        str(file.relative_to(ROOT))
-        for folder in ("cairn", "metastore", "spark_jobs", "dags", "plugins", "demo")
-        for file in (ROOT / folder).rglob("*.py")
-        if ".delete_many(" in file.read_text() and "storage" not in file.parts
-    }
-    assert callers == {"cairn/maintenance/deleter.py"}

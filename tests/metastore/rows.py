@@ -168,11 +168,13 @@ class Rows:
         self.set_status(MaintenanceRun, which, status)
         return run_id
 
-    def deletion(self, file_id: UUID) -> None:
-        run_id = self.maintenance_run()
+    def deletion(self, file_id: UUID, path: str | None = None) -> None:
         self.execute(
             insert(Deletion).values(
-                file_id=file_id, job_id=self.job_id, path="x", maintenance_run_id=run_id
+                file_id=file_id,
+                job_id=self.job_id,
+                path=path or f"{file_id}.seg",
+                maintenance_run_id=self.maintenance_run(),
             )
         )
 

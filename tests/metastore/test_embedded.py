@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+from sqlalchemy import make_url, text
 
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, MetastoreError
 from metastore.embedded import masked, resolve_url, stop
+from metastore.engine import dispose_engines, run_transaction
 
 ROOT = Path(__file__).parents[2]
 RESOLVE = "import sys; from metastore.embedded import resolve_url; print(resolve_url(sys.argv[1]))"
@@ -31,7 +34,7 @@ def directory() -> Iterator[Path]:
 
 def start(directory: Path, *, wait: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", RESOLVE + wait, f"embedded:{directory}"],
+        [sys.executable, "-W", "error", "-c", RESOLVE + wait, f"embedded:{directory}"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -105,14 +108,68 @@ def test_pid_file_that_names_another_program_is_no_obstacle(directory: Path) -> 
     assert postmaster(directory) != os.getpid()
 
 
+@pytest.mark.parametrize("content", ["", "{pid}\n{data}\n0\n5432\n\n"])
+def test_pid_file_that_was_being_written_is_no_obstacle(directory: Path, content: str) -> None:
+    metastore = f"embedded:{directory}"
+    resolve_url(metastore)
+    killed = postmaster(directory)
+    stop(metastore)
+    data = directory / "data"
+    (data / "postmaster.pid").write_text(content.format(pid=killed, data=data))
+    resolve_url(metastore)
+    assert answers(directory)
+
+
 def test_path_that_is_too_long_for_a_socket_works(directory: Path) -> None:
     deep = f"embedded:{directory / ('d' * 60) / ('e' * 60)}"
     try:
         url = resolve_url(deep)
         assert "ddd" not in url
         assert resolve_url(deep) == url
+        sockets = Path(str(make_url(url).query["host"]))
+        assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
     finally:
         stop(deep)
+    assert not sockets.exists()
+
+
+def test_path_with_a_space_and_a_quote_works(directory: Path) -> None:
+    odd = f"embedded:{directory}/it's my data"
+    try:
+        assert run_transaction(resolve_url(odd), lambda c: c.scalar(text("SELECT 1")), what="x")
+    finally:
+        dispose_engines()
+        stop(odd)
+
+
+def test_locale_that_this_machine_lacks_is_no_obstacle(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
+    starter = start(directory)
+    starter.communicate()
+    assert starter.returncode == 0
+
+
+def test_what_a_killed_initdb_left_behind_goes(directory: Path) -> None:
+    left = directory / "unfinished-x" / "base"
+    left.mkdir(parents=True)
+    resolve_url(f"embedded:{directory}")
+    assert sorted(path.name for path in directory.iterdir()) == ["data", "lock"]
+
+
+def test_database_is_kept_when_the_server_cannot_start(directory: Path) -> None:
+    metastore = f"embedded:{directory}"
+    resolve_url(metastore)
+    stop(metastore)
+    settings = directory / "data" / "postgresql.conf"
+    good = settings.read_text()
+    settings.write_text("no_such_setting = 1\n")
+    with pytest.raises(MetastoreError, match=r"did not start; end of its log:[^$]*no_such_setting"):
+        resolve_url(metastore)
+    settings.write_text(good)
+    resolve_url(metastore)
+    assert answers(directory)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from uuid import UUID, uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import Uuid, insert, literal, select, text, update
 from sqlalchemy.dialects.postgresql import Range
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cairn.errors import RefusedError
 from cairn.handles import Scope, SegmentKind
@@ -227,12 +228,61 @@ def test_file_is_not_sealed_without_a_size(rows: Rows) -> None:
         rows.set_status(PhysicalFile, which, "SEALED")
 
 
+def test_job_retains_no_fewer_checkpoints_than_a_restart_may_need(rows: Rows) -> None:
+    retain = update(Job).where(rows.own(Job))
+    rows.execute(retain.values(num_retained=2))
+    with pytest.raises(IntegrityError, match="ck_jobs__num_retained_enough"):
+        rows.execute(retain.values(num_retained=1))
+
+
+def test_segment_is_not_released_before_its_first_checkpoint(rows: Rows) -> None:
+    file_id = rows.file()
+    rows.segment(file_id, first_checkpoint=5, released_checkpoint=5)
+    with pytest.raises(IntegrityError, match="ck_segments__released_after_first"):
+        rows.segment(file_id, first_checkpoint=5, released_checkpoint=4)
+
+
 def test_live_counters_cannot_be_set_by_hand(rows: Rows) -> None:
     rows.file()
     with pytest.raises(RefusedError, match="live counters follow the segments"):
         rows.execute(
             update(PhysicalFile).where(rows.own(PhysicalFile)).values(live_bytes=0, live_segments=5)
         )
+
+
+@pytest.mark.parametrize("status", ["WRITING", "SEALED", "DELETED"])
+def test_deletion_of_a_file_that_is_not_condemned_is_refused(rows: Rows, status: str) -> None:
+    file_id = rows.file(status)
+    with pytest.raises(RefusedError, match=f"only a condemned file .*{file_id}.*{status}") as no:
+        rows.deletion(file_id)
+    assert sqlstate(no.value) == "CA003"
+    assert rows.execute(select(Deletion.file_id).where(rows.own(Deletion))) == []
+
+
+def test_deletion_of_another_path_than_the_files_is_refused(rows: Rows) -> None:
+    precious = rows.file()
+    with pytest.raises(RefusedError, match=r"by its own job and path .*no such file"):
+        rows.deletion(rows.file("CONDEMNED"), path=f"{precious}.seg")
+
+
+def test_statement_that_condemns_a_file_may_ask_for_its_deletion(rows: Rows) -> None:
+    rows.file()
+    condemned = (
+        update(PhysicalFile)
+        .where(rows.own(PhysicalFile))
+        .values(status=FileStatus.CONDEMNED)
+        .returning(PhysicalFile.file_id, PhysicalFile.job_id, PhysicalFile.path)
+        .cte("condemned")
+    )
+    run_id = literal(rows.maintenance_run(), Uuid())
+    columns = [Deletion.file_id, Deletion.job_id, Deletion.path, Deletion.maintenance_run_id]
+    rows.execute(insert(Deletion).from_select(columns, select(condemned, run_id)))
+    assert len(rows.execute(select(Deletion.file_id).where(rows.own(Deletion)))) == 1
+
+
+def sqlstate(refused: RefusedError) -> str:
+    assert isinstance(refused.__cause__, DBAPIError)
+    return str(getattr(refused.__cause__.orig, "pgcode", None))
 
 
 def test_done_deletion_stays_done(rows: Rows) -> None:

@@ -153,5 +153,5 @@ def test_native_comparison_counts_whole_batches_at_their_own_parallelism(rows: R
     rows.file("WRITING")
     [job] = rows.view("v_native_comparison")
     assert (job["batches"], job["parallelism"], job["cairn_files"]) == (2, 32, 2)
-    assert job["native_files"] == (2 * 2 + 4) + 68
-    assert job["native_files_at_200"] == 2 * 404
+    assert job["native_files"] == 2 * 2 + 2 * 32 + 4
+    assert job["native_files_at_200"] == 2 * 400 + 4

@@ -128,7 +128,8 @@ def s3_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["posix", "moto", "server"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "posix":
-        return str(tmp_path / "new" / "store")
+        (tmp_path / "store").mkdir()
+        return str(tmp_path / "store")
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
 

@@ -168,6 +168,53 @@ def test_a_delete_that_fails_is_told_by_path() -> None:
     assert "cannot delete: Operation not permitted" in failed["comm"]
 
 
+ON_A_ROOT: dict[str, Callable[[ObjectStore], object]] = {
+    "read": lambda store: store.get(PATH),
+    "list": lambda store: list(store.list("job-1/")),
+    "delete": lambda store: store.delete_many([PATH]),
+}
+
+
+@pytest.mark.parametrize("verb", ON_A_ROOT)
+@pytest.mark.parametrize("found", ["nothing", "a file"])
+def test_a_missing_root_is_an_error_and_not_an_empty_store(
+    tmp_path: Path, verb: str, found: str
+) -> None:
+    root = tmp_path / "disk"
+    store = open_store(str(root))
+    store.put(PATH, [b"x"])
+    root.rename(tmp_path / "moved")
+    if found == "a file":
+        root.write_text("in the way")
+    with pytest.raises(
+        StorageError, match=f"cannot {verb}: {found} is where .*mount the"
+    ) as caught:
+        ON_A_ROOT[verb](store)
+    assert caught.value.retryable
+    root.unlink(missing_ok=True)
+    (tmp_path / "moved").rename(root)
+    assert files(root) == [PATH]
+    ON_A_ROOT[verb](store)
+
+
+def test_a_root_that_goes_while_it_is_listed_is_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    store = open_store(str(root))
+    for path in ("a/1", "b/1"):
+        store.put(path, [b"x"])
+    listing = store.list("")
+    assert next(listing).path == "a/1"
+    root.rename(tmp_path / "moved")
+    with pytest.raises(StorageError, match="nothing is where its directory was"):
+        next(listing)
+
+
+def test_check_writable_makes_the_root(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "new" / "store"))
+    store.check_writable()
+    assert list(store.list("")) == []
+
+
 THROUGH_LINK: dict[str, Callable[[ObjectStore], object]] = {
     "put": lambda store: store.put("link/new", [b"x"]),
     "get": lambda store: store.get("link/precious"),

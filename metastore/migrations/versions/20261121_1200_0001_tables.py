@@ -42,6 +42,7 @@ def _jobs() -> None:
             server_default=sa.text("now()"),
             nullable=False,
         ),
+        sa.CheckConstraint("num_retained >= 2", name=op.f("ck_jobs__num_retained_enough")),
         sa.PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
         sa.UniqueConstraint("name", name=op.f("uq_jobs__name")),
         schema="cairn",
@@ -288,6 +289,10 @@ def _segments() -> None:
         sa.CheckConstraint("status IN ('LIVE', 'DEAD')", name=op.f("ck_segments__status_known")),
         sa.CheckConstraint(
             "offset_bytes >= 0 AND size_bytes > 0", name=op.f("ck_segments__range_sane")
+        ),
+        sa.CheckConstraint(
+            "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
+            name=op.f("ck_segments__released_after_first"),
         ),
         sa.ForeignKeyConstraint(
             ["file_id"], ["cairn.physical_files.file_id"], name=op.f("fk_segments__file_id")

@@ -1,6 +1,7 @@
 """Guards in SQL: legal state transitions, identities that never change, exact live counters.
 
-Each rule stands in the WHEN clause of its trigger; the functions only word the refusal.
+Each rule stands in the WHEN clause of its trigger and the functions only word the refusal, but for
+deletions, whose rule looks at another table.
 """
 
 from __future__ import annotations
@@ -108,6 +109,24 @@ BEGIN
         || NEW.status || ', ' || NEW.live_segments || ' live segments]';
 END $$;
 
+-- After the statement, which may itself condemn the file.
+CREATE FUNCTION cairn.refuse_deletion() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+DECLARE
+    found text := (
+        SELECT status FROM cairn.physical_files
+        WHERE (file_id, job_id, path) = (NEW.file_id, NEW.job_id, NEW.path)
+    );
+BEGIN
+    IF found IS DISTINCT FROM 'CONDEMNED' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CA003', MESSAGE =
+            'deletions: only a condemned file can be deleted, by its own job and path ['
+            || cairn.about(to_jsonb(NEW)) || ', '
+            || coalesce(found, 'no such file of that job and path') || ']';
+    END IF;
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION cairn.refuse_undone() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
@@ -188,6 +207,9 @@ WHEN (
     AND pg_trigger_depth() = 0
 )
 EXECUTE FUNCTION cairn.refuse_file('live counters follow the segments and cannot be set');
+
+CREATE TRIGGER guard_condemned AFTER INSERT ON cairn.deletions FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_deletion();
 
 CREATE TRIGGER guard_done BEFORE UPDATE ON cairn.deletions FOR EACH ROW
 WHEN (OLD.done_at IS NOT NULL AND NEW.done_at IS NULL)

@@ -1,0 +1,241 @@
+"""A job whose protocol transactions are called one by one, as its tasks call them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, text
+
+from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.keygroups import KeyGroupRange, range_of
+from cairn.layout import task_manager_file
+from cairn.maintenance.cleanup import cleanup_job
+from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.bases import install_base
+from metastore.batches import BatchRef, BatchStart, begin_batch
+from metastore.checkpoints import segments_at
+from metastore.engine import run_transaction
+from metastore.runs import RegisteredRun, Registration, register_run
+
+T = TypeVar("T")
+MAX_PARALLELISM = 8
+SIZE_BYTES = 100
+
+
+@dataclass
+class Steps:
+    """One job; every method is one transaction, run as a task runs it."""
+
+    url: str
+    storage: str
+    name: str = field(default_factory=lambda: f"job-{uuid4().hex[:8]}")
+    job_id: str = ""
+    parallelism: dict[int, int] = field(default_factory=dict)
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        return run_transaction(self.url, work, timeout_ms=10_000, what="testing")
+
+    def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """Returns the rows of a statement, in which `:job` is the job's id."""
+
+        def work(connection: Connection) -> list[tuple[Any, ...]]:
+            bound = {"job": self.job_id, **values}
+            needed = {name: value for name, value in bound.items() if f":{name}" in statement}
+            result = connection.execute(text(statement), needed)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+        return self.run(work)
+
+    def registration(self, parallelism: int = 2, **changes: Any) -> Registration:
+        made = Registration(
+            run_id=uuid4(),
+            job=self.name,
+            storage=self.storage,
+            parallelism=parallelism,
+            max_parallelism=MAX_PARALLELISM,
+            num_retained=2,
+            key_schema={"fields": [{"name": "word", "type": "string"}]},
+            states=[],
+        )
+        return replace(made, **changes)
+
+    def register(self, parallelism: int = 2) -> int:
+        """Registers a run; returns its epoch."""
+        registration = self.registration(parallelism)
+        run: RegisteredRun = self.run(lambda c: register_run(c, registration))
+        self.job_id = run.job_id
+        self.parallelism[run.epoch] = parallelism
+        return run.epoch
+
+    def ref(self, epoch: int, batch_id: int, query_id: str = "q") -> BatchRef:
+        return BatchRef(self.name, self.job_id, epoch, query_id, batch_id)
+
+    def begin(self, batch: BatchRef) -> BatchStart:
+        return self.run(lambda c: begin_batch(c, batch))
+
+    def intend(self, batch: BatchRef, scope: Scope = Scope.TASK_MANAGER) -> WrittenFile:
+        """Records the intent of a file of one segment's size."""
+        file = WrittenFile(str(uuid4()), SIZE_BYTES)
+        path = self.path(file)
+        self.run(lambda c: intend_file(c, batch, file.file_id, path, scope))
+        return file
+
+    def path(self, file: WrittenFile) -> str:
+        return task_manager_file(self.job_id, "tm", file.file_id)
+
+    def changelog(self, epoch: int, checkpoint_id: int, subtask: int, offset: int) -> SegmentHandle:
+        return SegmentHandle(
+            str(uuid4()),
+            SegmentKind.CHANGELOG,
+            "",
+            offset,
+            SIZE_BYTES,
+            "00",
+            range_of(subtask, self.parallelism[epoch], MAX_PARALLELISM),
+            1,
+            checkpoint_id,
+            checkpoint_id,
+        )
+
+    def group(
+        self, batch: BatchRef, checkpoint_id: int, subtasks: Sequence[int], task_attempt: int = 1
+    ) -> tuple[list[Ack], WrittenFile]:
+        """Returns the acks of a group, with the file they wrote (its intent is recorded)."""
+        acks = []
+        for number, subtask in enumerate(subtasks):
+            segment = self.changelog(batch.epoch, checkpoint_id, subtask, number * SIZE_BYTES)
+            acks.append(Ack(subtask, str(uuid4()), task_attempt, 10, 5, segment))
+        return acks, replace(self.intend(batch), size_bytes=len(acks) * SIZE_BYTES)
+
+    def ack(
+        self,
+        batch: BatchRef,
+        checkpoint_id: int,
+        *subtasks: int,
+        task_attempt: int = 1,
+    ) -> tuple[list[Ack], WrittenFile]:
+        """Writes and acknowledges one group."""
+        acks, file = self.group(batch, checkpoint_id, subtasks, task_attempt)
+        self.commit(batch, checkpoint_id, acks, file)
+        return acks, file
+
+    def commit(
+        self,
+        batch: BatchRef,
+        checkpoint_id: int,
+        acks: Sequence[Ack],
+        file: WrittenFile | None,
+    ) -> None:
+        self.run(acknowledging(batch, checkpoint_id, acks, file))
+
+    def whole_batch(self, epoch: int, batch_id: int) -> int:
+        """Begins a batch and acknowledges all its subtasks; returns the checkpoint's id."""
+        batch = self.ref(epoch, batch_id)
+        checkpoint_id = self.begin(batch).checkpoint_id
+        self.ack(batch, checkpoint_id, *range(self.parallelism[epoch]))
+        return checkpoint_id
+
+    def base(
+        self, batch: BatchRef, as_of: int, key_groups: tuple[int, int]
+    ) -> tuple[WrittenFile, SegmentHandle]:
+        """Returns a base of some key groups, with its file (the intent is recorded)."""
+        handle = SegmentHandle(
+            str(uuid4()),
+            SegmentKind.KEYED_FULL,
+            "",
+            0,
+            SIZE_BYTES,
+            "00",
+            KeyGroupRange(*key_groups),
+            1,
+            as_of,
+            as_of,
+        )
+        return self.intend(batch, Scope.SHARED), handle
+
+    def install(
+        self, batch: BatchRef, *bases: tuple[WrittenFile, SegmentHandle], subtask: int = 0
+    ) -> None:
+        self.run(lambda c: install_base(c, batch, subtask, bases))
+
+    def segments(self, checkpoint_id: int) -> list[str]:
+        """Returns the ids of a checkpoint's segments in order of replay."""
+        everything = KeyGroupRange(0, MAX_PARALLELISM)
+        handles = self.run(lambda c: segments_at(c, self.job_id, checkpoint_id, everything))
+        return [handle.segment_id for handle in handles]
+
+    def statuses(self) -> dict[int, str]:
+        """Returns the status of every checkpoint by id."""
+        rows = self.sql("SELECT checkpoint_id, status FROM cairn.checkpoints WHERE job_id = :job")
+        return {int(checkpoint_id): str(status) for checkpoint_id, status in rows}
+
+    def segment_status(self, ack: Ack) -> str:
+        assert ack.segment is not None
+        [(status,)] = self.sql(
+            "SELECT status FROM cairn.segments WHERE segment_id = :id",
+            id=UUID(ack.segment.segment_id),
+        )
+        return str(status)
+
+    def file_facts(self, file: WrittenFile) -> tuple[str, int, int]:
+        """Returns a file's status, live segments and live bytes."""
+        [(status, segments, size_bytes)] = self.sql(
+            "SELECT status, live_segments, live_bytes FROM cairn.physical_files"
+            " WHERE file_id = :id",
+            id=UUID(file.file_id),
+        )
+        return str(status), int(segments), int(size_bytes)
+
+    def acked(self, checkpoint_id: int) -> dict[int, str]:
+        """Returns the attempt that counts, by subtask."""
+        rows = self.sql(
+            "SELECT subtask, attempt_id FROM cairn.subtask_acks"
+            " WHERE job_id = :job AND checkpoint_id = :checkpoint",
+            checkpoint=checkpoint_id,
+        )
+        return {int(subtask): str(attempt_id) for subtask, attempt_id in rows}
+
+    def dump(self) -> dict[str, list[str]]:
+        """Returns every row that the protocol writes, as text."""
+        tables = ("jobs", "runs", "checkpoints", "subtask_acks", "physical_files", "segments")
+        return {
+            table: [
+                str(row)
+                for (row,) in self.sql(
+                    f"SELECT to_jsonb(t) FROM cairn.{table} t"  # noqa: S608 - fixed names
+                    " WHERE job_id = :job ORDER BY to_jsonb(t)::text"
+                )
+            ]
+            for table in tables
+        }
+
+    def clean(self) -> None:
+        cleanup_job(self.url, self.name)
+
+    def wait_until_blocked(self) -> None:
+        """Returns once another connection waits for a lock in this database."""
+        waiting = (
+            "SELECT 1 FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        give_up = time.monotonic() + 10
+        while not self.sql(waiting):
+            assert time.monotonic() < give_up, "nobody waits for a lock"
+            time.sleep(0.005)
+
+
+def acknowledging(
+    batch: BatchRef, checkpoint_id: int, acks: Sequence[Ack], file: WrittenFile | None
+) -> Callable[[Connection], None]:
+    """Returns the body of a group's transaction."""
+
+    def work(connection: Connection) -> None:
+        acknowledge(
+            connection, batch, checkpoint_id=checkpoint_id, tm_id="tm", acks=acks, file=file
+        )
+
+    return work

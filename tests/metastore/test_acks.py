@@ -1,0 +1,317 @@
+"""Write intents and acknowledgements: what counts, what is passed over, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from threading import Barrier, BrokenBarrierError
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, event
+
+from cairn.errors import FencedError, RefusedError
+from cairn.handles import Scope
+from metastore.acks import Ack, intend_file
+from metastore.engine import open_engine
+from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
+
+
+@pytest.fixture
+def steps(shared_metastore_url: str, tmp_storage: str) -> Steps:
+    return Steps(shared_metastore_url, tmp_storage)
+
+
+def test_a_checkpoint_is_complete_when_the_last_subtask_acknowledges(steps: Steps) -> None:
+    batch = steps.ref(steps.register(parallelism=3), 0)
+    steps.begin(batch)
+    steps.ack(batch, 1, 2)
+    steps.ack(batch, 1, 0)
+    assert steps.statuses() == {1: "IN_PROGRESS"}
+    steps.ack(batch, 1, 1)
+    assert steps.statuses() == {1: "COMPLETED"}
+
+
+def test_an_attempt_acknowledged_twice_counts_as_one_subtask(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    steps.ack(batch, 1, 0, task_attempt=1)
+    steps.ack(batch, 1, 0, task_attempt=2)
+    assert steps.statuses() == {1: "IN_PROGRESS"}
+
+
+def test_the_files_live_bytes_are_those_of_its_segments(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    _, file = steps.ack(batch, 1, 0, 1)
+    assert steps.file_facts(file) == ("SEALED", 2, 2 * SIZE_BYTES)
+
+
+def test_a_subtask_that_changed_nothing_acknowledges_without_a_file(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks = [Ack(i, str(uuid4()), 1, 0, 0, None) for i in (0, 1)]
+    steps.commit(batch, 1, acks, None)
+    assert steps.statuses() == {1: "COMPLETED"}
+    parent = steps.begin(steps.ref(1, 1)).parent
+    assert parent is not None
+    assert {ack.segment for ack in parent.acks.values()} == {None}
+
+
+def test_a_transaction_whose_answer_was_lost_changes_nothing_the_second_time(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, file = steps.ack(batch, 1, 0, 1)
+    before = steps.dump()
+    steps.commit(batch, 1, acks, file)
+    assert steps.dump() == before
+
+
+def test_a_group_committed_again_by_the_next_holder_leaves_an_empty_file_for_cleanup(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, file = steps.ack(batch, 1, 0, 1)
+    attempts, segments = steps.acked(1), steps.segments(1)
+    again, other = steps.group(batch, 1, [0, 1])
+    steps.commit(
+        batch,
+        1,
+        [replace(new, attempt_id=old.attempt_id) for new, old in zip(again, acks, strict=True)],
+        other,
+    )
+    assert steps.acked(1) == attempts
+    assert steps.segments(1) == segments
+    assert steps.file_facts(other) == ("SEALED", 0, 0)
+    steps.clean()
+    assert steps.file_facts(other)[0] == "DELETED"
+    assert steps.file_facts(file) == ("SEALED", 2, 2 * SIZE_BYTES)
+
+
+def test_a_later_attempt_replaces_the_earlier_ones_segment_only(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    [loser, other], file = steps.ack(batch, 1, 0, 1, task_attempt=1)
+    [winner], its_file = steps.ack(batch, 1, 0, task_attempt=5)
+    assert steps.acked(1) == {0: winner.attempt_id, 1: other.attempt_id}
+    assert [steps.segment_status(a) for a in (loser, other, winner)] == ["DEAD", "LIVE", "LIVE"]
+    assert steps.file_facts(file) == ("SEALED", 1, SIZE_BYTES)
+    assert steps.file_facts(its_file) == ("SEALED", 1, SIZE_BYTES)
+    assert len(steps.segments(1)) == 2
+
+
+def test_a_later_attempt_that_changed_nothing_replaces_a_segment_with_none(steps: Steps) -> None:
+    batch = steps.ref(steps.register(parallelism=1), 0)
+    steps.begin(batch)
+    [loser], _ = steps.ack(batch, 1, 0, task_attempt=1)
+    steps.commit(batch, 1, [Ack(0, str(uuid4()), 2, 0, 0, None)], None)
+    assert steps.segment_status(loser) == "DEAD"
+    assert steps.segments(1) == []
+    assert steps.statuses() == {1: "COMPLETED"}
+
+
+def test_a_zombie_of_an_earlier_attempt_is_passed_over(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    [winner], _ = steps.ack(batch, 1, 0, task_attempt=5)
+    zombies, file = steps.ack(batch, 1, 0, 1, task_attempt=4)
+    assert steps.acked(1) == {0: winner.attempt_id, 1: zombies[1].attempt_id}
+    assert steps.segment_status(winner) == "LIVE"
+    assert steps.file_facts(file) == ("SEALED", 1, SIZE_BYTES)
+    assert steps.statuses() == {1: "COMPLETED"}
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_of_two_attempts_in_one_group_the_later_one_counts(
+    steps: Steps, newest_first: bool
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    [early, late], file = steps.group(batch, 1, [0, 0])
+    late = replace(late, task_attempt=2)
+    steps.commit(batch, 1, [late, early] if newest_first else [early, late], file)
+    assert steps.acked(1) == {0: late.attempt_id}
+    assert late.segment is not None
+    assert steps.segments(1) == [late.segment.segment_id]
+    assert steps.file_facts(file) == ("SEALED", 1, SIZE_BYTES)
+
+
+def test_a_later_attempt_is_taken_until_the_checkpoint_is_confirmed_and_never_after(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    steps.ack(batch, 1, 0, 1, task_attempt=1)
+    [winner], _ = steps.ack(batch, 1, 0, task_attempt=2)
+    steps.begin(steps.ref(1, 1))
+    before = steps.acked(1)
+    acks, file = steps.group(batch, 1, [0], task_attempt=3)
+    with pytest.raises(FencedError, match="the checkpoint is CONFIRMED"):
+        steps.commit(batch, 1, acks, file)
+    assert steps.acked(1) == before
+    assert before[0] == winner.attempt_id
+    assert steps.file_facts(file) == ("WRITING", 0, 0)
+
+
+def test_a_fenced_run_neither_intends_nor_acknowledges(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, file = steps.group(batch, 1, [0, 1])
+    steps.begin(steps.ref(steps.register(), 0))
+    before = steps.dump()
+    with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
+        steps.commit(batch, 1, acks, file)
+    with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
+        steps.intend(batch)
+    assert steps.dump() == before
+
+
+def test_a_newer_run_cannot_acknowledge_an_older_ones_checkpoint(steps: Steps) -> None:
+    steps.begin(steps.ref(steps.register(), 0))
+    newer = steps.ref(steps.register(), 0)
+    steps.begin(newer)
+    acks, file = steps.group(newer, 1, [0])
+    with pytest.raises(FencedError, match="the checkpoint is ABORTED"):
+        steps.commit(newer, 1, acks, file)
+
+
+def test_an_acknowledgement_that_names_a_condemned_file_is_refused_whole(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, file = steps.group(batch, 1, [0, 1])
+    steps.sql(
+        "UPDATE cairn.physical_files SET status = 'CONDEMNED'"
+        " WHERE job_id = :job AND status = 'WRITING'"
+    )
+    with pytest.raises(FencedError, match="the physical file is CONDEMNED"):
+        steps.commit(batch, 1, acks, file)
+    assert steps.acked(1) == {}
+    assert steps.statuses() == {1: "IN_PROGRESS"}
+
+
+def test_cleanup_keeps_the_file_that_a_live_run_is_writing(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, file = steps.group(batch, 1, [0, 1])
+    steps.clean()
+    steps.commit(batch, 1, acks, file)
+    assert steps.file_facts(file) == ("SEALED", 2, 2 * SIZE_BYTES)
+
+
+def test_cleanup_takes_the_file_that_a_fenced_run_was_writing(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    file = steps.intend(batch)
+    steps.register()
+    steps.clean()
+    assert steps.file_facts(file)[0] == "WRITING", "the newer run has not begun"
+    steps.begin(steps.ref(2, 0))
+    steps.clean()
+    assert steps.file_facts(file)[0] == "DELETED"
+
+
+def test_a_write_intent_whose_answer_was_lost_changes_nothing_the_second_time(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    file = steps.intend(batch)
+    before = steps.dump()
+    steps.run(lambda c: intend_file(c, batch, file.file_id, steps.path(file), Scope.TASK_MANAGER))
+    assert steps.dump() == before
+
+
+def test_the_first_acknowledgement_binds_the_job_and_the_run_to_their_query(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    query = "SELECT query_id FROM cairn.jobs WHERE job_id = :job"
+    assert steps.sql(query) == [(None,)]
+    steps.ack(batch, 1, 0)
+    assert steps.sql(query) == [("q",)]
+    assert steps.sql("SELECT query_id FROM cairn.runs WHERE job_id = :job") == [("q",)]
+
+
+def at_once(steps: Steps, *works: Callable[[Connection], None]) -> list[BaseException | None]:
+    """Runs transactions that start at the same time; returns what each raised."""
+    barrier = Barrier(len(works))
+
+    def run(work: Callable[[Connection], None]) -> None:
+        with open_engine(steps.url).begin() as connection:
+            barrier.wait(timeout=10)
+            work(connection)
+
+    with ThreadPoolExecutor(len(works)) as threads:
+        futures = [threads.submit(run, work) for work in works]
+    return [future.exception() for future in futures]
+
+
+def test_the_first_acknowledgements_of_two_executors_at_once_do_not_deadlock(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    groups = [steps.group(batch, 1, [subtask]) for subtask in (0, 1)]
+    both_about_to_bind = Barrier(2)
+
+    def work(connection: Connection) -> None:
+        @event.listens_for(connection, "before_cursor_execute")
+        def meet(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("UPDATE cairn.jobs"):
+                with suppress(BrokenBarrierError):
+                    both_about_to_bind.wait(timeout=1)
+
+        acknowledging(batch, 1, *groups.pop())(connection)
+
+    assert at_once(steps, work, work) == [None, None]
+    assert steps.statuses() == {1: "COMPLETED"}
+
+
+def test_an_executor_whose_first_acknowledgement_waits_for_another_querys_is_refused(
+    steps: Steps,
+) -> None:
+    epoch = steps.register(parallelism=1)
+    one, other = steps.ref(epoch, 0, "one"), steps.ref(epoch, 0, "other")
+    steps.begin(one)
+    steps.begin(other)
+    groups = {1: steps.group(one, 1, [0]), 2: steps.group(other, 2, [0])}
+    with ThreadPoolExecutor() as threads:
+        with open_engine(steps.url).begin() as connection:
+            acknowledging(one, 1, *groups[1])(connection)
+            late = threads.submit(steps.commit, other, 2, *groups[2])
+            steps.wait_until_blocked()
+        with pytest.raises(RefusedError, match="belongs to query one; query other"):
+            late.result()
+    assert steps.statuses() == {1: "COMPLETED", 2: "IN_PROGRESS"}
+
+
+def test_two_groups_that_complete_a_checkpoint_at_once_see_it_complete(steps: Steps) -> None:
+    steps.register()
+    steps.whole_batch(1, 0)
+    for batch_id in range(1, 6):
+        batch = steps.ref(1, batch_id)
+        checkpoint_id = steps.begin(batch).checkpoint_id
+        groups = [steps.group(batch, checkpoint_id, [subtask]) for subtask in (0, 1)]
+        raised = at_once(steps, *(acknowledging(batch, checkpoint_id, *g) for g in groups))
+        assert raised == [None, None]
+        assert steps.statuses()[checkpoint_id] == "COMPLETED"
+
+
+def test_two_attempts_of_a_subtask_at_once_leave_one_segment_and_the_later_attempt(
+    steps: Steps,
+) -> None:
+    steps.register(parallelism=1)
+    steps.whole_batch(1, 0)
+    for batch_id in range(1, 6):
+        batch = steps.ref(1, batch_id)
+        checkpoint_id = steps.begin(batch).checkpoint_id
+        before = len(steps.segments(checkpoint_id))
+        early = steps.group(batch, checkpoint_id, [0], task_attempt=1)
+        late = steps.group(batch, checkpoint_id, [0], task_attempt=2)
+        works = [acknowledging(batch, checkpoint_id, *group) for group in (early, late)]
+        assert at_once(steps, *works) == [None, None]
+        assert steps.acked(checkpoint_id) == {0: late[0][0].attempt_id}
+        assert len(steps.segments(checkpoint_id)) == before + 1

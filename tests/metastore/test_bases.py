@@ -1,0 +1,256 @@
+"""Installing bases: from which checkpoint on they count, and what they release."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cairn.errors import FencedError
+from metastore.bases import install_base
+from metastore.checkpoints import lineage_of
+from metastore.engine import open_engine
+from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
+
+
+@pytest.fixture
+def steps(shared_metastore_url: str, tmp_storage: str) -> Steps:
+    made = Steps(shared_metastore_url, tmp_storage)
+    made.register()
+    return made
+
+
+def confirmed(steps: Steps, batches: int) -> None:
+    """Makes checkpoints 1 to `batches` confirmed and begins the next."""
+    for batch_id in range(batches):
+        steps.whole_batch(1, batch_id)
+    steps.begin(steps.ref(1, batches))
+
+
+def bases(steps: Steps) -> set[str]:
+    rows = steps.sql(
+        "SELECT segment_id FROM cairn.segments WHERE job_id = :job AND kind = 'keyed_full'"
+    )
+    return {str(segment_id) for (segment_id,) in rows}
+
+
+def test_a_base_counts_from_the_next_checkpoint_on_and_replaces_the_changelog_there(
+    steps: Steps,
+) -> None:
+    confirmed(steps, 2)
+    batch = steps.ref(1, 2)
+    before = {c: steps.segments(c) for c in (1, 2, 3)}
+    low, high = (steps.base(batch, 2, key_groups) for key_groups in ((0, 4), (4, 8)))
+    steps.install(batch, low)
+    steps.install(batch, high, subtask=1)
+    assert {c: steps.segments(c) for c in (1, 2, 3)} == before
+    assert steps.segments(4) == [low[1].segment_id, high[1].segment_id]
+    assert steps.file_facts(low[0]) == ("SEALED", 1, SIZE_BYTES)
+
+
+def test_a_base_of_one_subtask_releases_its_own_changelog_only(steps: Steps) -> None:
+    confirmed(steps, 2)
+    first = steps.segments(1)
+    base = steps.base(steps.ref(1, 2), 2, (0, 4))
+    steps.install(steps.ref(1, 2), base)
+    assert base[1].segment_id in steps.segments(4)
+    assert len(steps.segments(4)) == 1 + 2, "the other subtask's changes of two batches stay"
+    assert len(set(first) & set(steps.segments(4))) == 1
+
+
+def test_a_base_releases_nothing_newer_than_the_state_it_holds(steps: Steps) -> None:
+    confirmed(steps, 3)
+    steps.install(steps.ref(1, 3), steps.base(steps.ref(1, 3), 2, (0, 8)))
+    newest = set(steps.segments(3)) - set(steps.segments(2))
+    assert newest <= set(steps.segments(5))
+    assert len(steps.segments(5)) == 1 + len(newest)
+
+
+def test_installing_again_after_a_lost_answer_changes_nothing(steps: Steps) -> None:
+    confirmed(steps, 2)
+    batch = steps.ref(1, 2)
+    made = [steps.base(batch, 2, key_groups) for key_groups in ((0, 2), (2, 4))]
+    steps.install(batch, *made)
+    before = steps.dump()
+    steps.install(batch, *made)
+    assert steps.dump() == before
+    steps.ack(batch, 3, 0, 1)
+    steps.begin(steps.ref(1, 3))
+    before = steps.dump()
+    steps.install(batch, *made)
+    assert steps.dump() == before, "not even once the next id is another"
+
+
+def test_a_newer_base_releases_the_older_one(steps: Steps) -> None:
+    confirmed(steps, 1)
+    old = steps.base(steps.ref(1, 1), 1, (0, 4))
+    steps.install(steps.ref(1, 1), old)
+    steps.ack(steps.ref(1, 1), 2, 0, 1)
+    steps.begin(steps.ref(1, 2))
+    new = steps.base(steps.ref(1, 2), 2, (0, 4))
+    steps.install(steps.ref(1, 2), new)
+    assert old[1].segment_id in steps.segments(3)
+    assert old[1].segment_id not in steps.segments(4)
+    assert new[1].segment_id in steps.segments(4)
+
+
+def test_two_attempts_that_install_the_same_state_leave_one_base(steps: Steps) -> None:
+    confirmed(steps, 1)
+    batch = steps.ref(1, 1)
+    one, two = (steps.base(batch, 1, (0, 4)) for _ in range(2))
+    steps.install(batch, one)
+    steps.install(batch, two)
+    assert one[1].segment_id not in steps.segments(3)
+    assert two[1].segment_id in steps.segments(3)
+    assert steps.segments(2) == steps.segments(1), "the batch in progress sees neither"
+    steps.ack(batch, 2, 0, 1)
+    steps.begin(steps.ref(1, 2))
+    steps.clean()
+    assert steps.file_facts(one[0])[0] == "DELETED"
+    assert steps.file_facts(two[0]) == ("SEALED", 1, SIZE_BYTES)
+
+
+def test_a_zombies_older_base_is_replayed_before_the_newer_one_and_goes_with_the_next(
+    steps: Steps,
+) -> None:
+    confirmed(steps, 3)
+    zombie, batch = steps.ref(1, 2), steps.ref(1, 3)
+    newer = steps.base(batch, 3, (0, 4))
+    steps.install(batch, newer)
+    older = steps.base(zombie, 2, (0, 4))
+    steps.install(zombie, older)
+    seen = [i for i in steps.segments(5) if i in bases(steps)]
+    assert seen == [older[1].segment_id, newer[1].segment_id]
+    steps.ack(batch, 4, 0, 1)
+    steps.begin(steps.ref(1, 4))
+    steps.install(steps.ref(1, 4), steps.base(steps.ref(1, 4), 4, (0, 4)))
+    assert not {older[1].segment_id, newer[1].segment_id} & set(steps.segments(6))
+
+
+def test_after_a_rescale_an_old_segment_stays_until_bases_cover_all_its_key_groups(
+    steps: Steps,
+) -> None:
+    confirmed(steps, 1)
+    [low, high] = steps.segments(1)
+    epoch = steps.register(parallelism=4)
+    batch = steps.ref(epoch, 1)
+    steps.begin(batch)
+    parts = [steps.base(batch, 1, (2 * i, 2 * i + 2)) for i in range(4)]
+    visible = []
+    for subtask, part in enumerate(parts):
+        steps.install(batch, part, subtask=subtask)
+        visible.append({low, high} & set(steps.segments(4)))
+    assert visible == [{low, high}, {high}, {high}, set()]
+
+
+def test_a_base_over_several_old_ranges_releases_all_of_them(steps: Steps) -> None:
+    confirmed(steps, 1)
+    batch = steps.ref(1, 1)
+    for subtask in (0, 1):
+        steps.install(batch, steps.base(batch, 1, (4 * subtask, 4 * subtask + 4)), subtask=subtask)
+    epoch = steps.register(parallelism=1)
+    newer = steps.ref(epoch, 1)
+    steps.begin(newer)
+    whole = steps.base(newer, 1, (0, 8))
+    steps.install(newer, whole)
+    assert steps.segments(4) == [whole[1].segment_id]
+
+
+def test_bases_of_different_states_release_only_what_the_older_one_holds(steps: Steps) -> None:
+    """A changelog between two bases' states is part of the newer one's key groups only."""
+    epoch = steps.register(parallelism=1)
+    for batch_id in range(3):
+        steps.whole_batch(epoch, batch_id)
+    batch = steps.ref(epoch, 3)
+    steps.begin(batch)
+    [first, second, third] = steps.segments(3)
+    old, new = steps.base(batch, 1, (0, 4)), steps.base(batch, 3, (4, 8))
+    steps.install(batch, old)
+    steps.install(batch, new)
+    assert steps.segments(5) == [old[1].segment_id, second, third, new[1].segment_id]
+    assert first not in steps.segments(5)
+
+
+def test_a_fenced_run_installs_nothing(steps: Steps) -> None:
+    confirmed(steps, 1)
+    base = steps.base(steps.ref(1, 1), 1, (0, 4))
+    steps.begin(steps.ref(steps.register(), 1))
+    before = steps.dump()
+    with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
+        steps.install(steps.ref(1, 1), base)
+    assert steps.dump() == before
+
+
+def test_a_base_in_a_condemned_file_is_refused_and_releases_nothing(steps: Steps) -> None:
+    confirmed(steps, 1)
+    batch = steps.ref(1, 1)
+    good, bad = steps.base(batch, 1, (0, 2)), steps.base(batch, 1, (2, 4))
+    steps.sql(
+        "UPDATE cairn.physical_files SET status = 'CONDEMNED' WHERE job_id = :job AND path = :path",
+        path=steps.path(bad[0]),
+    )
+    before = steps.dump()
+    with pytest.raises(FencedError, match="the physical file is CONDEMNED"):
+        steps.install(batch, good, bad)
+    assert steps.dump() == before
+
+
+def test_a_base_made_by_a_run_that_was_replaced_outlives_it(steps: Steps) -> None:
+    confirmed(steps, 1)
+    base = steps.base(steps.ref(1, 1), 1, (0, 8))
+    steps.install(steps.ref(1, 1), base)
+    epoch = steps.register()
+    assert steps.begin(steps.ref(epoch, 1)).checkpoint_id == 3
+    assert steps.segments(3) == [base[1].segment_id]
+    assert len(steps.segments(1)) == 2, "the parent of the replay is read as it was"
+
+
+def test_a_batch_that_begins_while_a_base_is_installed_waits_and_then_has_it(
+    steps: Steps,
+) -> None:
+    confirmed(steps, 1)
+    batch = steps.ref(1, 1)
+    steps.ack(batch, 2, 0, 1)
+    base = steps.base(batch, 1, (0, 4))
+    with ThreadPoolExecutor() as threads:
+        with open_engine(steps.url).begin() as connection:
+            install_base(connection, batch, 0, [base])
+            following = threads.submit(steps.begin, steps.ref(1, 2))
+            steps.wait_until_blocked()
+        assert following.result().checkpoint_id == 3
+    assert base[1].segment_id in steps.segments(3)
+
+
+def test_a_base_installed_while_a_group_commits_waits_for_it(steps: Steps) -> None:
+    confirmed(steps, 1)
+    batch = steps.ref(1, 1)
+    acks, file = steps.group(batch, 2, [0, 1])
+    base = steps.base(batch, 1, (0, 4))
+    with ThreadPoolExecutor() as threads:
+        with open_engine(steps.url).begin() as connection:
+            acknowledging(batch, 2, acks, file)(connection)
+            late = threads.submit(steps.install, batch, base)
+            steps.wait_until_blocked()
+        late.result()
+    assert base[1].segment_id in steps.segments(3)
+    assert len(steps.segments(2)) == 4
+
+
+def test_a_chunk_of_another_size_releases_what_it_covers_with_its_siblings(steps: Steps) -> None:
+    confirmed(steps, 1)
+    batch = steps.ref(1, 1)
+    steps.install(batch, *(steps.base(batch, 1, (i, i + 2)) for i in (0, 2)))
+    other = [steps.base(batch, 1, key_groups) for key_groups in ((0, 3), (3, 4))]
+    steps.install(batch, *other)
+    here = [i for i in steps.segments(3) if i in bases(steps)]
+    assert here == [handle.segment_id for _, handle in other]
+
+
+def test_the_lineage_of_a_checkpoint_is_the_run_that_made_it_once_it_is_confirmed(
+    steps: Steps,
+) -> None:
+    confirmed(steps, 1)
+    [(run_id,)] = steps.sql("SELECT run_id FROM cairn.runs WHERE job_id = :job AND epoch = 1")
+    assert steps.run(lambda c: lineage_of(c, steps.job_id, 1)) == str(run_id)
+    for unknown in (0, 2, 99):
+        assert steps.run(lambda c, u=unknown: lineage_of(c, steps.job_id, u)) is None

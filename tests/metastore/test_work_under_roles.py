@@ -1,0 +1,125 @@
+"""The code that jobs, maintenance and readers run, each as a login with no more than its role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import ProgrammingError
+
+from cairn.cli import main
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.state.handle import StateDeclaration
+from cairn.storage import ObjectStore, open_store
+from metastore.engine import dispose_engines, run_transaction
+from metastore.runs import register_run
+from tests.metastore.steps import Steps
+
+VIEWS = (
+    "v_jobs",
+    "v_checkpoint_history",
+    "v_files",
+    "v_space_amplification",
+    "v_native_comparison",
+)
+STATES = [StateDeclaration(name="count", kind="value", value_schema={"fields": []})]
+
+
+@pytest.fixture
+def logins(metastore_url: str) -> Iterator[dict[str, str]]:
+    """The metastore's URL by role, each for a login that is a member of that role alone."""
+    users = {
+        role: f"{role}_{uuid4().hex[:8]}"
+        for role in ("cairn_writer", "cairn_maintainer", "cairn_reader")
+    }
+    for role, user in users.items():
+        execute(metastore_url, f"CREATE ROLE {user} LOGIN IN ROLE {role}")
+    yield {
+        role: make_url(metastore_url).set(username=user).render_as_string(False)
+        for role, user in users.items()
+    }
+    dispose_engines()
+    execute(metastore_url, f"DROP ROLE {', '.join(users.values())}")
+
+
+@pytest.fixture
+def store(tmp_storage: str) -> ObjectStore:
+    return open_store(tmp_storage)
+
+
+@pytest.fixture
+def written(logins: dict[str, str], store: ObjectStore) -> Steps:
+    """A job that a writer took from its first run to a second one that replaced it."""
+    job = Steps(logins["cairn_writer"], store.url)
+    registration = job.registration(states=STATES)
+    run = job.run(lambda c: register_run(c, registration))
+    job.job_id, job.parallelism[run.epoch] = run.job_id, registration.parallelism
+    job.whole_batch(run.epoch, 0)
+    job.whole_batch(run.epoch, 1)
+    based = job.ref(run.epoch, 2)
+    begun = job.begin(based)
+    job.install(based, job.base(based, begun.checkpoint_id - 1, (0, 8)))
+    job.ack(based, begun.checkpoint_id, 0)
+    second = job.register()
+    for batch_id in (2, 3, 4, 5):
+        job.whole_batch(second, batch_id)
+    for (path,) in job.sql("SELECT path FROM cairn.physical_files WHERE job_id = :job"):
+        store.put(path, [b"x"])
+    return job
+
+
+def execute(url: str, statement: str) -> int:
+    """Runs a statement; returns how many rows it found or changed."""
+    return run_transaction(url, lambda c: c.execute(text(statement)).rowcount, what="testing")
+
+
+def paths(job: Steps, status: str) -> set[str]:
+    """Returns the paths of a job's files in a status."""
+    statement = "SELECT path FROM cairn.physical_files WHERE job_id = :job AND status = :status"
+    return {path for (path,) in job.sql(statement, status=status)}
+
+
+def test_writer_takes_a_job_through_runs_batches_acks_and_bases(written: Steps) -> None:
+    statuses = written.statuses()
+    assert sorted(statuses.values()) == ["ABORTED", "COMPLETED", *["CONFIRMED"] * 5]
+    assert written.segments(max(statuses))
+    released = (
+        "SELECT 1 FROM cairn.segments WHERE job_id = :job AND released_checkpoint IS NOT NULL"
+    )
+    assert written.sql(released)
+
+
+def test_maintainer_plans_applies_and_deletes(
+    written: Steps, logins: dict[str, str], store: ObjectStore
+) -> None:
+    url = logins["cairn_maintainer"]
+    forecast = cleanup_job(url, written.name, dry_run=True)
+    report = cleanup_job(url, written.name)
+    assert report.subsumed_checkpoints == forecast.subsumed_checkpoints == 3
+    assert report.deleted_files == forecast.deleted_files >= 2
+    assert len(paths(written, "DELETED")) == report.deleted_files
+    assert {stored.path for stored in store.list("")} == paths(written, "SEALED")
+
+
+def test_reader_sees_the_views_and_the_lists_and_no_table(
+    written: Steps, logins: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = logins["cairn_reader"]
+    for view in VIEWS:
+        query = f"SELECT * FROM cairn.{view} WHERE job_name = '{written.name}'"  # noqa: S608
+        assert execute(url, query) > 0
+    for command in (["jobs"], ["checkpoints", written.name], ["files", written.name]):
+        assert main([*command, "--metastore", url, "--json"]) == 0
+        assert written.name in capsys.readouterr().out
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        execute(url, "SELECT * FROM cairn.segments")
+
+
+def test_no_role_does_the_work_of_another(written: Steps, logins: dict[str, str]) -> None:
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        cleanup_job(written.url, written.name)
+    intruder = Steps(logins["cairn_maintainer"], written.storage)
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        intruder.register()

@@ -1,0 +1,109 @@
+"""A task in a process of its own, which can kill itself.
+
+It says "restored" once it runs with its parent's state, goes on when told to, and says
+"acknowledged" or what it failed with. `kill_at` is where it kills itself:
+
+    before put, after put          writing the object
+    before COMMIT, after COMMIT    the transaction that acknowledges
+    before intent, after intent    the transaction of the write intent
+    receipt 1, receipt 2 …         before it makes the nth request a receipt
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sqlalchemy import Engine, Pool, event
+
+from cairn.errors import CairnError
+from cairn.storage import ObjectStore, open_store
+from tests.runtime.tasks import Task, plan_of, remember
+
+MARKS = {"COMMIT": "INSERT INTO cairn.subtask_acks", "intent": "INSERT INTO cairn.physical_files"}
+"""A statement that only the transaction has."""
+
+
+def die() -> None:
+    """Kills this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingStore:
+    """A store whose writer dies before or after it has written."""
+
+    def __init__(self, store: ObjectStore, when: str) -> None:
+        self._store = store
+        self._when = when
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Writes and dies, or dies and does not write."""
+        if self._when == "after":
+            self._store.put(path, parts)
+        die()
+
+
+def die_at_transaction(when: str, mark: str) -> None:
+    """Arranges for death right before or after the commit of a transaction."""
+    seen: list[str] = []
+
+    def look(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    def end(*_: Any) -> None:
+        if any(statement.startswith(mark) for statement in seen):
+            die()
+
+    event.listen(Engine, "before_cursor_execute", look)
+    if when == "before":
+        event.listen(Engine, "commit", end)
+    else:
+        event.listen(Pool, "checkin", end)
+
+
+def die_at_receipt(number: int) -> None:
+    """Arranges for death before the nth request becomes a receipt."""
+    left = [number]
+
+    def hook(name: str, arguments: Any) -> None:
+        if name == "os.rename" and "/acked/" in os.fspath(arguments[1]):
+            left[0] -= 1
+            if left[0] == 0:
+                die()
+
+    sys.addaudithook(hook)
+
+
+def arrange_death(kill_at: str, store: ObjectStore) -> ObjectStore:
+    """Arranges for this process to kill itself; returns the store to use."""
+    when, _, what = kill_at.partition(" ")
+    if what == "put":
+        return DyingStore(store, when)  # type: ignore[return-value]  # passes the rest on
+    if what in MARKS:
+        die_at_transaction(when, MARKS[what])
+    elif when == "receipt":
+        die_at_receipt(int(what))
+    return store
+
+
+def run_task(
+    pipe: Connection, facts: dict[str, Any], executor: str, subtask: int, kill_at: str
+) -> None:
+    """Runs a subtask's part of batch 0 and tells how it ends."""
+    plan = plan_of(facts)
+    store = arrange_death(kill_at, open_store(plan.storage))
+    task = Task(plan, executor, 0, subtask, 1, remember(0), store=store).steps()
+    assert [next(task), next(task)] == ["begun", "restored"]
+    pipe.send("restored")
+    pipe.recv()
+    try:
+        pipe.send(list(task)[-1])
+    except CairnError as error:
+        pipe.send(f"{type(error).__name__}: {error}")

@@ -1,0 +1,219 @@
+"""What a Spark task does in a batch, without Spark and step by step, so it can stop anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from pyspark.sql.types import StructType
+
+import cairn.segments.format as segment_format
+from cairn.handles import SegmentKind
+from cairn.keygroups import KeyGroupRange, range_of
+from cairn.runtime.executor import TaskManager, write_whole
+from cairn.runtime.group_commit import Request, Running, commit
+from cairn.runtime.materialize import materialize
+from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.restore import parent_state
+from cairn.segments.snapshot import snapshot
+from cairn.settings import Settings
+from cairn.state.entries import entry_prefix, list_suffix
+from cairn.state.view import Overlay
+from cairn.storage import ObjectStore, open_store
+from metastore.batches import BatchStart
+from metastore.checkpoints import segments_at
+from metastore.engine import run_transaction
+from metastore.runs import Registration, register_run
+
+MAX_PARALLELISM = 8
+QUERY = "query"
+EVERYTHING = KeyGroupRange(0, MAX_PARALLELISM)
+
+Write = Callable[[Overlay, KeyGroupRange], None]
+"""Makes a batch's changes to the state of some key groups."""
+
+
+def new_run(
+    url: str,
+    storage: str,
+    local_dir: str,
+    *,
+    job: str = "words",
+    parallelism: int = 2,
+    persist_delay_ms: int = 0,
+) -> OperatorPlan:
+    """Registers a run of a job and returns its plan."""
+    settings = Settings(
+        max_parallelism=MAX_PARALLELISM,
+        num_retained=2,
+        persist_delay_ms=persist_delay_ms,
+        local_dir=local_dir,
+    )
+    registration = Registration(
+        run_id=uuid4(),
+        job=job,
+        storage=storage,
+        parallelism=parallelism,
+        max_parallelism=MAX_PARALLELISM,
+        num_retained=settings.num_retained,
+        key_schema={"fields": []},
+        states=[],
+    )
+    run = run_transaction(url, lambda c: register_run(c, registration), what="registering")
+    return plan_of(
+        {
+            "job": job,
+            "job_id": run.job_id,
+            "run_id": str(registration.run_id),
+            "epoch": run.epoch,
+            "parallelism": parallelism,
+            "storage": storage,
+            "metastore_url": url,
+            "settings": asdict(settings),
+        }
+    )
+
+
+def plan_of(facts: Mapping[str, Any]) -> OperatorPlan:
+    """Returns a plan from what `facts_of` gives."""
+    return OperatorPlan(
+        **{**facts, "settings": Settings(**facts["settings"])},
+        key_columns=(),
+        key_schema={},
+        input_schema=StructType(),
+        output_schema=StructType(),
+        states={},
+    )
+
+
+def facts_of(plan: OperatorPlan) -> dict[str, Any]:
+    """Returns what tells a plan from others, as JSON values."""
+    names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage", "metastore_url")
+    return {**{name: getattr(plan, name) for name in names}, "settings": asdict(plan.settings)}
+
+
+@dataclass
+class Task:
+    """One attempt of one subtask at one batch on one executor."""
+
+    plan: OperatorPlan
+    executor: str
+    batch_id: int
+    subtask: int
+    task_attempt: int
+    write: Write
+    materializes: bool = False
+    store: ObjectStore | None = None
+
+    def steps(self) -> Iterator[str]:
+        """Does the task's work, as `cairn.runtime.operator.run_task`; stops after each step."""
+        batch = self.plan.batch(QUERY, self.batch_id)
+        manager = TaskManager(self.plan, self.executor)
+        store = self.store or open_store(self.plan.storage)
+        start = manager.begin(batch)
+        attempt_id = str(uuid4())
+        yield "begun"
+        with (
+            Running(manager, start.checkpoint_id, attempt_id),
+            parent_state(manager, store, self.subtask, start) as reader,
+        ):
+            yield "restored"
+            if self.materializes:
+                materialize(manager, store, batch, self.subtask, reader)
+                yield "materialised"
+            overlay = Overlay(reader)
+            self.write(overlay, self.plan.key_groups(self.subtask))
+            request = self._spool(manager, start, attempt_id, overlay)
+            leave_request(manager, request)
+            yield "asked"
+            commit(manager, store, batch, request)
+        yield "acknowledged"
+
+    def run(self) -> None:
+        """Does all of it."""
+        for _ in self.steps():
+            pass
+
+    def _spool(
+        self, manager: TaskManager, start: BatchStart, attempt_id: str, overlay: Overlay
+    ) -> Request:
+        changes = overlay.changes()
+        data = b""
+        if changes.keys:
+            data = segment_format.encode(
+                changes.ops,
+                changes.keys,
+                changes.values,
+                metadata={"job": self.plan.job, "kind": SegmentKind.CHANGELOG.value},
+            )
+            write_whole(manager.spool_file(start.checkpoint_id, attempt_id), data)
+        return Request(
+            start.checkpoint_id,
+            self.subtask,
+            attempt_id,
+            self.task_attempt,
+            1,
+            0,
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+            len(changes.keys),
+        )
+
+
+def leave_request(manager: TaskManager, request: Request) -> None:
+    """Leaves a request for the lock's holder, as a task does that dies while it waits."""
+    path = manager.directory / "pending" / f"{request.checkpoint_id}-{request.attempt_id}"
+    write_whole(path, msgspec.msgpack.encode(request))
+
+
+def on_host(plan: OperatorPlan, local_dir: str) -> OperatorPlan:
+    """Returns the plan as the executors of a host with its own local directory have it."""
+    return replace(plan, settings=replace(plan.settings, local_dir=local_dir))
+
+
+def read_back(plan: OperatorPlan, checkpoint_id: int, groups: KeyGroupRange = EVERYTHING) -> Any:
+    """Returns a checkpoint's state in some key groups, from the metastore and storage alone."""
+    handles = run_transaction(
+        plan.metastore_url,
+        lambda c: segments_at(c, plan.job_id, checkpoint_id, groups),
+        what="reading a checkpoint",
+    )
+    return snapshot(open_store(plan.storage), handles, groups, job=plan.job)
+
+
+def subtask_range(subtask: int, parallelism: int) -> KeyGroupRange:
+    """Returns the key groups of a subtask."""
+    return range_of(subtask, parallelism, MAX_PARALLELISM)
+
+
+def remember(batch_id: int) -> Write:
+    """Appends the batch to a list in every key group, counts it, and now and then clears."""
+
+    def write(overlay: Overlay, groups: KeyGroupRange) -> None:
+        for group in range(groups.start, groups.end):
+            count = entry_prefix(group, 1, b"count")
+            overlay.put(count, b"%d" % (int(overlay.get(count) or b"0") + 1))
+            seen = overlay.under(entry_prefix(group, 2, b"seen" * 130))
+            if batch_id % 4 == 3:
+                seen.clear()
+            last = seen.last()
+            following = 0 if last is None else int.from_bytes(last, "big") + 1
+            seen.put(list_suffix(following), b"%d" % batch_id)
+
+    return write
+
+
+def remembered(batches: int, groups: KeyGroupRange = EVERYTHING) -> dict[bytes, bytes]:
+    """Returns what `remember` leaves after so many batches, computed without any of the code."""
+    state: dict[bytes, bytes] = {}
+    since = max((b for b in range(batches) if b % 4 == 3), default=0)
+    for group in range(groups.start, groups.end):
+        state[entry_prefix(group, 1, b"count")] = b"%d" % batches
+        for place, batch_id in enumerate(range(since, batches)):
+            key = entry_prefix(group, 2, b"seen" * 130) + list_suffix(place)
+            state[key] = b"%d" % batch_id
+    return state

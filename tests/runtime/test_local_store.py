@@ -1,0 +1,279 @@
+"""Local state against a plain dict: long keys, ranges, and processes that are killed or race."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.errors import StorageError
+from cairn.keygroups import KeyGroupRange
+from cairn.runtime.local_store import LocalStore, Position
+from cairn.state.entries import entry_prefix, key_group_bounds, list_suffix
+from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
+from tests.runtime.local_writer import COUNT
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUE, LIST, MAP = 1, 2, 3
+
+# Around the 479 bytes that a stored key keeps of a long one and LMDB's limit of 511, with a common
+# head: grouping keys that are prefixes of each other, and such that differ at the end only.
+LENGTHS = [0, 1, 5, 460, 470, 471, 472, 478, 486, 494, 495, 502, 503, 504, 510, 600]
+grouping_keys = st.builds(
+    lambda size, end: (b"k" * size)[: max(0, size - len(end))] + end,
+    st.sampled_from(LENGTHS),
+    st.sampled_from([b"", b"\x00", b"\xff", b"ab"]),
+)
+user_keys = st.builds(
+    lambda head, size: head + b"u" * size,
+    st.sampled_from([b"", b"\x00", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"]),
+    st.sampled_from([0, 1, 20, 200, 500]),
+)
+sequences = st.sampled_from([0, 1, 255, 2**63, 2**64 - 1])
+key_groups = st.integers(0, 3)
+prefixes = st.builds(entry_prefix, key_groups, st.sampled_from([LIST, MAP]), grouping_keys)
+entry_keys = st.one_of(
+    st.builds(lambda group, key: entry_prefix(group, VALUE, key), key_groups, grouping_keys),
+    st.builds(
+        lambda group, key, number: entry_prefix(group, LIST, key) + list_suffix(number),
+        key_groups,
+        grouping_keys,
+        sequences,
+    ),
+    st.builds(
+        lambda group, key, user: entry_prefix(group, MAP, key) + user,
+        key_groups,
+        grouping_keys,
+        user_keys,
+    ),
+)
+puts = st.tuples(st.just(PUT), entry_keys, st.binary(max_size=3))
+deletes = st.tuples(st.just(DELETE), entry_keys, st.none())
+clears = st.tuples(st.just(DELETE_PREFIX), prefixes, st.none())
+segments = st.lists(st.one_of(puts, puts, puts, deletes, clears), max_size=30)
+only_puts = st.lists(puts, max_size=30)
+ranges = st.tuples(st.integers(0, 4), st.integers(0, 4)).map(
+    lambda ends: KeyGroupRange(*sorted(ends))
+)
+Change = tuple[int, bytes, bytes | None]
+
+
+@contextmanager
+def fresh_store() -> Iterator[LocalStore]:
+    with TemporaryDirectory() as directory:
+        yield LocalStore(Path(directory) / "subtask-0-1")
+
+
+def as_changes(segment: list[Change]) -> Changes:
+    return Changes(
+        [op for op, _, _ in segment], [k for _, k, _ in segment], [v for *_, v in segment]
+    )
+
+
+def apply_to_model(model: dict[bytes, bytes], segment: list[Change]) -> None:
+    for op, key, value in segment:
+        if op == PUT:
+            assert value is not None
+            model[key] = value
+        elif op == DELETE:
+            model.pop(key, None)
+        else:
+            for gone in [k for k in model if k.startswith(key)]:
+                del model[gone]
+
+
+def contents(store: LocalStore, groups: KeyGroupRange = KeyGroupRange(0, 4)) -> dict[bytes, bytes]:  # noqa: B008 - frozen
+    with store.read() as reader:
+        entries = list(reader.range(groups))
+    assert len({key for key, _ in entries}) == len(entries)
+    return dict(entries)
+
+
+def within(model: dict[bytes, bytes], groups: KeyGroupRange) -> dict[bytes, bytes]:
+    lower, upper = key_group_bounds(groups)
+    return {key: value for key, value in model.items() if lower <= key < upper}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(st.one_of(segments, only_puts, ranges), max_size=6),
+    asked=st.lists(prefixes, max_size=5),
+    some=ranges,
+)
+def test_entries_are_those_of_a_dict_whatever_is_applied_and_cleared(
+    steps: list[list[Change] | KeyGroupRange], asked: list[bytes], some: KeyGroupRange
+) -> None:
+    model: dict[bytes, bytes] = {}
+    with fresh_store() as store:
+        for number, step in enumerate(steps, start=1):
+            with store.write() as writer:
+                if isinstance(step, KeyGroupRange):
+                    writer.clear(step)
+                    model = {k: v for k, v in model.items() if k not in within(model, step)}
+                else:
+                    writer.apply(as_changes(step))
+                    apply_to_model(model, step)
+                writer.move_to(Position(number, "run", 1))
+        assert contents(store) == model
+        assert contents(store, some) == within(model, some)
+        written = [key for step in steps if isinstance(step, list) for _, key, _ in step]
+        with store.read() as reader:
+            assert reader.position() == (Position(len(steps), "run", 1) if steps else None)
+            for key in written:
+                assert reader.get(key) == model.get(key)
+            for prefix in asked + [key for key in written if key[3] != VALUE]:
+                here = sorted((k, v) for k, v in model.items() if k.startswith(prefix))
+                assert list(reader.scan(prefix)) == here
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    elements=st.lists(st.tuples(key_groups, grouping_keys, sequences), max_size=25),
+    others=st.lists(puts, max_size=10),
+    positioned=st.booleans(),
+)
+def test_the_last_element_of_every_list_is_found_among_any_other_entries(
+    elements: list[tuple[int, bytes, int]], others: list[Change], positioned: bool
+) -> None:
+    lists = [(entry_prefix(group, LIST, key), list_suffix(n)) for group, key, n in elements]
+    segment: list[Change] = [(PUT, prefix + suffix, b"") for prefix, suffix in lists]
+    segment += [change for change in others if change[1][3] != LIST]
+    with fresh_store() as store:
+        with store.write() as writer:
+            writer.apply(as_changes(segment))
+            if positioned:
+                writer.move_to(Position(1, "run", 1))
+        with store.read() as reader:
+            for prefix in {prefix for prefix, _ in lists}:
+                greatest = max(suffix for other, suffix in lists if other == prefix)
+                assert reader.last(prefix) == prefix + greatest
+                assert reader.last(prefix[:-1] + b"?") is None or not prefix[8:]
+
+
+def test_a_list_whose_elements_are_all_gone_has_no_last(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "subtask-0-1")
+    for size in (5, 500, 600):
+        prefix = entry_prefix(1, LIST, b"k" * size)
+        neighbour = entry_prefix(1, LIST, b"k" * size + b"x") + list_suffix(1)
+        with store.write() as writer:
+            writer.apply(as_changes([(PUT, neighbour, b""), (PUT, prefix + list_suffix(7), b"")]))
+            writer.apply(as_changes([(DELETE_PREFIX, prefix, None)]))
+        with store.read() as reader:
+            assert reader.last(prefix) is None
+            assert reader.get(neighbour) == b""
+
+
+def test_a_reader_keeps_its_snapshot_while_others_write(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "subtask-0-1")
+    key = entry_prefix(0, VALUE, b"k")
+    with store.write() as writer:
+        writer.apply(as_changes([(PUT, key, b"old")]))
+        writer.move_to(Position(1, "run", 1))
+    with store.read() as reader:
+        with store.write() as writer:
+            writer.apply(as_changes([(PUT, key, b"new"), (PUT, key + b"?", b"")]))
+            writer.move_to(Position(2, "run", 1))
+        assert reader.get(key) == b"old"
+        assert reader.position() == Position(1, "run", 1)
+        assert dict(reader.range(KeyGroupRange(0, 4))) == {key: b"old"}
+
+
+def test_an_error_inside_a_write_undoes_all_of_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "subtask-0-1")
+    key = entry_prefix(0, VALUE, b"k")
+
+    def fail_half_way() -> None:
+        with store.write() as writer:
+            writer.apply(as_changes([(PUT, key, b"half")]))
+            writer.move_to(Position(1, "run", 1))
+            raise StorageError("the segment cannot be read")
+
+    with pytest.raises(StorageError, match="cannot be read"):
+        fail_half_way()
+    assert contents(store) == {}
+    with store.read() as reader:
+        assert reader.position() is None
+
+
+def test_state_outlives_its_process_but_not_the_boot_of_the_machine(tmp_path: Path) -> None:
+    directories = [tmp_path / f"subtask-{i}-2" for i in (0, 1)]
+    for directory in directories:
+        count_in_a_process(directory, 1)
+    (directories[1] / "boot-id").write_text("another boot")
+    kept, thrown_away = map(LocalStore, directories)
+    assert contents(kept) == {COUNT: b"1"}
+    assert contents(thrown_away) == {}
+    with thrown_away.read() as reader:
+        assert reader.position() is None
+
+
+@pytest.mark.parametrize("mark", [None, "", "half-a-b"])
+def test_state_whose_boot_mark_was_not_written_whole_is_thrown_away(
+    tmp_path: Path, mark: str | None
+) -> None:
+    directory = tmp_path / "subtask-0-1"
+    directory.mkdir()
+    (directory / "data.mdb").write_bytes(b"garbage of a killed process")
+    if mark is not None:
+        (directory / "boot-id").write_text(mark)
+    assert contents(LocalStore(directory)) == {}
+
+
+def test_an_environment_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
+    directory = tmp_path / "subtask-0-1"
+    LocalStore(directory)
+    (directory / "data.mdb").write_bytes(b"x" * 10_000)
+    with pytest.raises(StorageError, match=r"cannot be opened.*remove the directory"):
+        LocalStore(directory)
+
+
+def start_writer(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.runtime.local_writer", str(directory), *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_writer_killed_in_its_transaction_leaves_nothing_and_no_lock(tmp_path: Path) -> None:
+    directory = tmp_path / "subtask-0-1"
+    store = LocalStore(directory)
+    key = entry_prefix(0, VALUE, b"k")
+    with store.write() as writer:
+        writer.apply(as_changes([(PUT, key, b"v")]))
+        writer.move_to(Position(1, "run", 1))
+    with start_writer(directory, "hold", "20000") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holding\n"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert contents(store) == {key: b"v"}
+    with store.write() as writer:
+        assert writer.reader.position() == Position(1, "run", 1)
+        writer.move_to(Position(2, "run", 1))
+    assert contents(store) == {key: b"v"}
+
+
+def count_in_a_process(directory: Path, number: int, processes: int = 1) -> None:
+    writers = [start_writer(directory, "count", str(number)) for _ in range(processes)]
+    for writer in writers:
+        writer.communicate()
+    assert [writer.returncode for writer in writers] == [0] * processes
+
+
+def test_two_processes_write_one_after_the_other_and_lose_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "subtask-0-1"
+    count_in_a_process(directory, 100, processes=2)
+    store = LocalStore(directory)
+    assert contents(store) == {COUNT: b"200"}
+    with store.read() as reader:
+        assert reader.position() == Position(200, "counting", 1)

@@ -1,0 +1,121 @@
+"""The documents say what the code does: options, defaults, files, tests and commands."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from cairn.settings import OPTIONS, Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted(
+    file.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "metastore/*.md")
+    for file in ROOT.glob(pattern)
+)
+ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
+FOLDERS = "cairn|metastore|spark_jobs|dags|demo|tests|docs|benchmarks"
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def prose(document: str) -> str:
+    """Returns a document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", read(document), flags=re.DOTALL | re.MULTILINE)
+
+
+def option_rows() -> dict[str, list[str]]:
+    """Returns the cells of the table of options by key."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in read("docs/options.md").splitlines()
+        if line.startswith("| `cairn.")
+    ]
+    return {row[0].strip("`"): row for row in rows}
+
+
+def anchors(document: str) -> set[str]:
+    """Returns the anchors that GitHub gives the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def defined_tests() -> Iterator[str]:
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                yield node.name
+
+
+def test_there_are_documents() -> None:
+    assert {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/protocol.md"} <= set(DOCUMENTS)
+
+
+def test_every_option_is_documented_and_no_other() -> None:
+    assert option_rows().keys() == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_an_options_default_and_range_are_those_of_the_code(key: str) -> None:
+    field, _, allowed = OPTIONS[key]
+    _, default, documented, _ = option_rows()[key]
+    if "XDG_CACHE_HOME" in os.environ:
+        default = default.replace("~/.cache", os.environ["XDG_CACHE_HOME"])
+    settings = Settings.from_options({key: default.strip("`")})
+    assert asdict(settings)[field] == asdict(Settings())[field]
+    assert documented == allowed
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_to_files_and_headings(document: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(document))
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists(), f"{link} leads nowhere"
+        if anchor:
+            assert anchor in anchors(target.relative_to(ROOT).as_posix()), f"no heading for {link}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    named = re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", prose(document))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_that_are_named_exist(document: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", prose(document)))
+    assert named - set(defined_tests()) == set()
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", read("Makefile"), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read("README.md"), flags=re.MULTILINE))
+    assert named == targets, "the README lists every target that `make help` lists"
+
+
+@pytest.mark.parametrize("file", ADRS, ids=lambda file: file.stem[:4])
+def test_a_decision_has_its_number_and_its_four_sections(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    assert lines[0].startswith(f"# {file.stem[:4]}: ")
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Context",
+        "## Decision",
+        "## Consequences",
+        "## A change violates this when",
+    ]
+
+
+def test_decisions_are_numbered_without_a_gap() -> None:
+    assert [int(file.stem[:4]) for file in ADRS] == list(range(1, len(ADRS) + 1))

@@ -1,0 +1,146 @@
+"""What a parser can check of ARCHITECTURE.md: who imports whom, and how long things are."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("cairn", "metastore", "spark_jobs", "dags", "plugins", "demo")
+MOST_MODULE_LINES = 399
+MOST_FUNCTION_LINES = 50
+
+VALUES = {"cairn.errors", "cairn.handles", "cairn.keygroups", "cairn.layout", "cairn.settings"}
+MAY_IMPORT: dict[str, set[str]] = {
+    **dict.fromkeys(VALUES, VALUES),
+    "cairn.storage": VALUES,
+    "cairn.state": VALUES,
+    "cairn.segments": VALUES | {"cairn.storage", "cairn.state"},
+    "metastore": VALUES | {"cairn.state"},
+    "cairn.runtime": VALUES | {"cairn.storage", "cairn.state", "cairn.segments", "metastore"},
+    "cairn.maintenance": VALUES | {"cairn.storage", "metastore"},
+    "cairn": {"cairn.runtime"},
+    "cairn.cli": VALUES
+    | {"cairn.storage", "cairn.state", "cairn.segments", "metastore", "cairn.maintenance"},
+    "cairn.airflow_ext": VALUES | {"metastore", "cairn.maintenance"},
+    "spark_jobs": VALUES | {"cairn"},
+    "dags": {"cairn.airflow_ext"},
+    "plugins": {"cairn.airflow_ext"},
+    "demo": VALUES
+    | {"cairn", "cairn.storage", "cairn.state", "cairn.segments", "metastore"}
+    | {"cairn.airflow_ext", "spark_jobs"},
+}
+"""What a package may import besides itself. `cairn` alone is `cairn/__init__.py`, the front."""
+
+LIBRARIES = {
+    "airflow": ("cairn/airflow_ext/", "dags/"),
+    "pyspark": ("cairn/runtime/", "spark_jobs/", "demo/"),
+    "boto3": ("cairn/storage/s3.py",),
+    "botocore": ("cairn/storage/s3.py",),
+}
+UNSAFE_ON_READ = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Returns the parsed modules by path from the root."""
+    return {
+        file.relative_to(ROOT).as_posix(): ast.parse(file.read_text())
+        for folder in FOLDERS
+        for file in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Yields the dotted name of everything that is imported, lazily too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = "." * node.level + (node.module or "")
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def imported() -> Iterator[tuple[str, str]]:
+    """Yields each module's path with each name that it imports."""
+    for path, tree in modules().items():
+        yield from ((path, name) for name in imports(tree))
+
+
+def package_of(name: str) -> str | None:
+    """Returns the package of MAY_IMPORT that a dotted name belongs to; None for a library."""
+    parts = name.split(".")
+    starts = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((start for start in starts if start in MAY_IMPORT), None)
+
+
+def owner_of(path: str) -> str:
+    """Returns the package that a module's path belongs to."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package = package_of(name)
+    assert package is not None
+    return package
+
+
+def test_every_folder_is_looked_at() -> None:
+    seen = {owner_of(path) for path in modules()}
+    assert seen >= MAY_IMPORT.keys() - {"plugins"}
+    fronts = [path for path in modules() if owner_of(path) == "cairn"]
+    assert fronts == ["cairn/__init__.py"], "a new package needs a line in MAY_IMPORT"
+
+
+def test_packages_import_in_one_direction_only() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path, name in imported()
+        if (package := package_of(name)) is not None
+        and package != owner_of(path)
+        and package not in MAY_IMPORT[owner_of(path)]
+    ]
+    assert wrong == []
+
+
+def test_imports_are_absolute() -> None:
+    assert [f"{path} imports {name}" for path, name in imported() if name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_heavy_library_is_imported_only_where_it_belongs(library: str) -> None:
+    users = {path for path, name in imported() if name.split(".")[0] == library}
+    assert users, f"nobody imports {library} any more: take it out of LIBRARIES"
+    assert {path for path in users if not path.startswith(LIBRARIES[library])} == set()
+
+
+def test_only_the_plan_may_unpickle_and_never_from_storage() -> None:
+    users = {path for path, name in imported() if UNSAFE_ON_READ & set(name.split("."))}
+    assert users == {"cairn/runtime/job.py"}
+
+
+def test_only_the_deleter_deletes_objects() -> None:
+    users = {
+        path
+        for path, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "delete_many"
+    }
+    # The store itself removes the probe that it has just written to see whether it may write.
+    assert users == {"cairn/maintenance/deleter.py", "cairn/storage/store.py"}
+
+
+def test_modules_have_fewer_than_400_lines() -> None:
+    lines = {path: len((ROOT / path).read_text().splitlines()) for path in modules()}
+    assert {path: n for path, n in lines.items() if n > MOST_MODULE_LINES} == {}
+
+
+def test_functions_have_at_most_50_lines() -> None:
+    lines = {
+        f"{path}: {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for path, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: n for name, n in lines.items() if n > MOST_FUNCTION_LINES} == {}
