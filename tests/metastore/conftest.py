@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from metastore.embedded import stop
+from metastore.engine import dispose_engines
 from tests.metastore.rows import Rows
 
 
@@ -13,3 +19,16 @@ def rows(shared_metastore_url: str) -> Rows:
     made = Rows(shared_metastore_url, job_id=f"clicks-{uuid4().hex[:8]}")
     made.job()
     return made
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """For an embedded metastore, which is stopped in the end.
+
+    Not pytest's own directory, which no other user may enter: root runs it as `pgserver`.
+    """
+    made = Path(tempfile.mkdtemp(prefix="cairn-test-"))
+    yield made
+    dispose_engines()
+    stop(f"embedded:{made}")
+    shutil.rmtree(made)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg2
@@ -21,15 +18,6 @@ from metastore.engine import dispose_engines, run_transaction
 
 ROOT = Path(__file__).parents[2]
 RESOLVE = "import sys; from metastore.embedded import resolve_url; print(resolve_url(sys.argv[1]))"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Not pytest's own directory, which no other user may enter: root runs it as `pgserver`."""
-    made = Path(tempfile.mkdtemp(prefix="cairn-test-"))
-    yield made
-    stop(f"embedded:{made}")
-    shutil.rmtree(made)
 
 
 def start(directory: Path, *, wait: str = "") -> subprocess.Popen[str]:

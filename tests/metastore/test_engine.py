@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from cairn.errors import BadInputError, MetastoreError
 from metastore.embedded import resolve_url, stop
-from metastore.engine import dispose_engines, open_engine, run_transaction
+from metastore.engine import open_engine, run_transaction
 from metastore.migrate import migrate
 
 FORKING = """
@@ -96,26 +96,22 @@ def test_deadlock_is_resolved_by_running_one_again(metastore_url: str) -> None:
     assert hits == [2, 2]
 
 
-def test_server_that_restarts_is_waited_for(tmp_path_factory: pytest.TempPathFactory) -> None:
-    metastore = f"embedded:{tmp_path_factory.mktemp('restart')}"
+def test_server_that_restarts_is_waited_for(directory: Path) -> None:
+    metastore = f"embedded:{directory}"
     url = resolve_url(metastore)
-    try:
-        migrate(url)
-        stop(metastore)
-        with ThreadPoolExecutor() as threads:
-            count = threads.submit(
-                run_transaction,
-                url,
-                lambda c: c.scalar(text("SELECT count(*) FROM cairn.jobs")),
-                what="testing",
-            )
-            time.sleep(0.5)
-            assert not count.done()
-            resolve_url(metastore)
-            assert count.result() == 0
-    finally:
-        dispose_engines()
-        stop(metastore)
+    migrate(url)
+    stop(metastore)
+    with ThreadPoolExecutor() as threads:
+        count = threads.submit(
+            run_transaction,
+            url,
+            lambda c: c.scalar(text("SELECT count(*) FROM cairn.jobs")),
+            what="testing",
+        )
+        time.sleep(0.5)
+        assert not count.done()
+        resolve_url(metastore)
+        assert count.result() == 0
 
 
 def test_server_that_stays_away_is_given_up_with_address_and_duration() -> None:

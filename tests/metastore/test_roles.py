@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import ProgrammingError
 
 from cairn.errors import RefusedError
-from metastore.embedded import resolve_url, stop
-from metastore.engine import dispose_engines, run_transaction
+from metastore.embedded import resolve_url
+from metastore.engine import run_transaction
 from metastore.migrate import migrate, require_current
 from metastore.models import Base, PhysicalFile
 from tests.metastore.rows import Rows
@@ -154,19 +155,14 @@ def test_every_role_can_check_the_revision(shared_metastore_url: str, role: str)
     require_current(url.replace("postgres@", f"{user}@"))
 
 
-def test_user_who_may_not_create_roles_is_told_what_to_run(tmp_path_factory: Any) -> None:
-    metastore = f"embedded:{tmp_path_factory.mktemp('roles')}"
-    url = resolve_url(metastore)
-    try:
-        for statement in ("CREATE ROLE plain LOGIN", "GRANT CREATE ON DATABASE cairn TO plain"):
-            run(url, statement)
-        as_plain = url.replace("postgres@", "plain@")
-        with pytest.raises(RefusedError, match="CREATE ROLE cairn_writer NOLOGIN; CREATE ROLE"):
-            migrate(as_plain)
-        for role in ROLES:
-            run(url, f"CREATE ROLE {role} NOLOGIN")
+def test_user_who_may_not_create_roles_is_told_what_to_run(directory: Path) -> None:
+    url = resolve_url(f"embedded:{directory}")
+    for statement in ("CREATE ROLE plain LOGIN", "GRANT CREATE ON DATABASE cairn TO plain"):
+        run(url, statement)
+    as_plain = url.replace("postgres@", "plain@")
+    with pytest.raises(RefusedError, match="CREATE ROLE cairn_writer NOLOGIN; CREATE ROLE"):
         migrate(as_plain)
-        require_current(as_plain)
-    finally:
-        dispose_engines()
-        stop(metastore)
+    for role in ROLES:
+        run(url, f"CREATE ROLE {role} NOLOGIN")
+    migrate(as_plain)
+    require_current(as_plain)

@@ -1,0 +1,243 @@
+"""The whole protocol without Spark, at random, against a plain dict of the state per batch.
+
+The model plays the driver: it starts a batch's subtasks in any order and place, loses them at any
+step, starts them again, lets zombies go on later, commits or replays batches, restarts with another
+parallelism. After every step each checkpoint reads back as the model's state of its batch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import text
+
+from cairn.errors import FencedError
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.runtime import local_store
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.plan import OperatorPlan
+from cairn.storage.posix import PosixStore
+from metastore.engine import open_engine
+from metastore.models import CheckpointStatus
+from tests.runtime.tasks import (
+    Task,
+    new_run,
+    on_host,
+    read_back,
+    remember,
+    remembered,
+    subtask_range,
+)
+
+READABLE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
+executors = st.sampled_from([("one", "a"), ("two", "a"), ("three", "b")])
+"""Executors by name and host: the first two share local state."""
+
+
+class Protocol(RuleBasedStateMachine):
+    """Spark's driver, its executors, and a maintenance job, one step at a time."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(mkdtemp(prefix="cairn-protocol-"))
+        (self.root / "storage").mkdir()
+        self.job = f"job-{uuid4().hex[:8]}"
+        self.hosts = {"a": 0, "b": 0}
+        self.next_batch = 0
+        self.attempts = 0
+        self.zombies: list[tuple[int, Iterator[str]]] = []
+        self.done: set[int] = set()
+
+    @initialize(parallelism=st.integers(1, 3))
+    def start(self, parallelism: int) -> None:
+        self.restart(parallelism)
+
+    @rule(parallelism=st.sampled_from([1, 2, 3, 4]))
+    def restart(self, parallelism: int) -> None:
+        """The query starts again: the batch that Spark has not committed is run again."""
+        self.plan = new_run(
+            self.url,
+            (self.root / "storage").as_uri(),
+            "",
+            job=self.job,
+            parallelism=parallelism,
+        )
+        self.done = set()
+
+    @rule()
+    def run_the_plan_again(self) -> None:
+        """A sink with two actions, or the same plan started once more."""
+        self.done = set()
+
+    @rule(executor=executors, materializes=st.booleans(), which=st.integers(0, 3))
+    def run_a_subtask(self, executor: tuple[str, str], materializes: bool, which: int) -> None:
+        subtask = which % self.plan.parallelism
+        self.task(subtask, executor, materializes).run()
+        self.done.add(subtask)
+
+    @rule(executor=executors, materializes=st.booleans(), batches=st.integers(1, 3))
+    def run_what_is_left_and_commit(
+        self, executor: tuple[str, str], materializes: bool, batches: int
+    ) -> None:
+        for _ in range(batches):
+            for subtask in sorted(set(range(self.plan.parallelism)) - self.done):
+                self.task(subtask, executor, materializes).run()
+            self.next_batch += 1
+            self.done = set()
+
+    @rule(
+        executor=executors,
+        materializes=st.booleans(),
+        which=st.integers(0, 3),
+        steps=st.integers(1, 4),
+        is_dead=st.booleans(),
+    )
+    def lose_a_task(
+        self,
+        executor: tuple[str, str],
+        materializes: bool,
+        which: int,
+        steps: int,
+        is_dead: bool,
+    ) -> None:
+        """A task that Spark gave up stops somewhere: killed, or to go on as a zombie."""
+        subtask = which % self.plan.parallelism
+        task = self.task(subtask, executor, materializes)
+        going = task.steps()
+        for _ in range(steps):
+            next(going, None)
+        if not is_dead:
+            self.zombies.append((task.task_attempt, going))
+
+    @precondition(lambda self: self.zombies)
+    @rule(steps=st.integers(1, 5), which=st.integers(0, 10))
+    def let_a_zombie_go_on(self, steps: int, which: int) -> None:
+        number = which % len(self.zombies)
+        attempt, going = self.zombies[number]
+        try:
+            for _ in range(steps):
+                if next(going, "end") == "acknowledged":
+                    self.assert_recorded(attempt)
+        except FencedError:
+            del self.zombies[number]
+
+    @rule(host=st.sampled_from(["a", "b"]))
+    def lose_a_host(self, host: str) -> None:
+        """Its local state and spools are gone."""
+        self.hosts[host] += 1
+
+    @rule(executor=executors)
+    def lose_a_spool(self, executor: tuple[str, str]) -> None:
+        """What an executor keeps of batches is gone, as after its restart."""
+        name, host = executor
+        with suppress(FileNotFoundError):
+            shutil.rmtree(TaskManager(self.on(host), name).directory)
+
+    @rule()
+    def clean(self) -> None:
+        cleanup_job(self.url, self.job)
+
+    def on(self, host: str) -> OperatorPlan:
+        return on_host(self.plan, str(self.root / f"host-{host}-{self.hosts[host]}"))
+
+    def task(self, subtask: int, executor: tuple[str, str], materializes: bool) -> Task:
+        self.attempts += 1
+        name, host = executor
+        batch_id = self.next_batch
+        made = Task(self.on(host), name, batch_id, subtask, self.attempts, remember(batch_id))
+        return replace(made, materializes=materializes)
+
+    def rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        bound = {"job": self.plan.job_id, **values}
+        with open_engine(self.url).connect() as connection:
+            return [tuple(row) for row in connection.execute(text(statement), bound)]
+
+    def assert_recorded(self, task_attempt: int) -> None:
+        """A task that was told it is acknowledged is, or a later attempt of it."""
+        assert self.rows(
+            "SELECT 1 FROM cairn.subtask_acks WHERE job_id = :job AND task_attempt >= :attempt",
+            attempt=task_attempt,
+        )
+
+    @invariant()
+    def every_retained_checkpoint_reads_back_as_its_batch(self) -> None:
+        found = self.rows(
+            "SELECT checkpoint_id, batch_id, status FROM cairn.checkpoints WHERE job_id = :job"
+        )
+        for checkpoint_id, batch_id, status in found:
+            if status in READABLE:
+                assert read_back(self.plan, checkpoint_id) == remembered(batch_id + 1)
+        confirmed = [batch_id for _, batch_id, status in found if status == "CONFIRMED"]
+        assert len(confirmed) == len(set(confirmed))
+        assert max(confirmed, default=-1) < self.next_batch
+
+    @invariant()
+    def every_acknowledged_subtask_reads_back_as_its_batch(self) -> None:
+        for checkpoint_id, batch_id, subtask, parallelism in self.rows(
+            "SELECT checkpoint_id, batch_id, subtask, parallelism FROM cairn.subtask_acks"
+            " JOIN cairn.checkpoints USING (job_id, checkpoint_id)"
+            " WHERE job_id = :job AND status = 'IN_PROGRESS'"
+        ):
+            groups = subtask_range(subtask, parallelism)
+            assert read_back(self.plan, checkpoint_id, groups) == remembered(batch_id + 1, groups)
+
+    @invariant()
+    def every_sealed_file_exists_whole_and_every_object_is_known(self) -> None:
+        store = PosixStore(self.root / "storage")
+        objects = {found.path: found.size_bytes for found in store.list(f"{self.plan.job_id}/")}
+        files = self.rows(
+            "SELECT path, status, size_bytes FROM cairn.physical_files WHERE job_id = :job"
+        )
+        sealed = {path: size_bytes for path, status, size_bytes in files if status == "SEALED"}
+        assert sealed.items() <= objects.items()
+        assert objects.keys() <= {path for path, status, _ in files if status != "DELETED"}
+
+    @invariant()
+    def live_bytes_are_exact(self) -> None:
+        assert not self.rows(
+            "SELECT path FROM cairn.physical_files f LEFT JOIN cairn.segments s"
+            " ON s.file_id = f.file_id AND s.status = 'LIVE' WHERE f.job_id = :job"
+            " GROUP BY f.file_id HAVING coalesce(sum(s.size_bytes), 0) <> f.live_bytes"
+            " OR count(s.segment_id) <> f.live_segments"
+        )
+
+    def teardown(self) -> None:
+        self.zombies.clear()
+        local_store._open.clear()
+        shutil.rmtree(self.root)
+
+
+def test_every_checkpoint_holds_its_batch_whatever_fails_and_whoever_comes_back(
+    shared_metastore_url: str,
+) -> None:
+    class Here(Protocol):
+        url = shared_metastore_url
+
+    run_state_machine_as_test(
+        Here,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
