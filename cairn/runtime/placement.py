@@ -24,42 +24,56 @@ def route(
     one executor. Correctness does not depend on it.
     """
     session = df.sparkSession
-    slots = _slots(session, parallelism)
+    slot_by_subtask = slots(parallelism)
     subtask = f"int({KEY_GROUP_COLUMN} * {parallelism} div {max_parallelism})"
-    slot_of_subtask = F.array(*[F.lit(slot) for slot in slots])
+    slot_of_subtask = F.array(*[F.lit(slot) for slot in slot_by_subtask])
     columns = [*df.columns, KEY_GROUP_COLUMN]
     return (
         df.withColumn(KEY_GROUP_COLUMN, F.pmod(F.hash(*key_columns), F.lit(max_parallelism)))
         .withColumn(_SLOT_COLUMN, slot_of_subtask[F.expr(subtask)])
         .repartition(parallelism, _SLOT_COLUMN)
-        .join(_anchor(session, slots).hint("shuffle_hash"), _SLOT_COLUMN, "left")
+        .join(_anchor(session, slot_by_subtask).hint("shuffle_hash"), _SLOT_COLUMN, "left")
         .select(*[F.col(f"`{name}`") for name in columns])
     )
 
 
-def _slots(session: SparkSession, parallelism: int) -> list[int]:
-    """Returns, by partition, an integer that Spark's own hash partitioning sends there."""
+def slots(parallelism: int) -> list[int]:
+    """Returns, by partition, the smallest integer that Spark's hash partitioning sends there."""
     found: dict[int, int] = {}
-    first, count = 0, 64 * parallelism
+    candidate = 0
     while len(found) < parallelism:
-        candidates = session.range(first, first + count, 1, 1).selectExpr(
-            "int(id) AS slot", f"pmod(hash(int(id)), {parallelism}) AS partition"
-        )
-        for row in candidates.collect():
-            found.setdefault(row["partition"], row["slot"])
-        first += count
+        found.setdefault(_spark_hash(candidate) % parallelism, candidate)
+        candidate += 1
     return [found[partition] for partition in range(parallelism)]
 
 
-def _anchor(session: SparkSession, slots: Sequence[int]) -> DataFrame:
-    rows = [(slot,) for slot in slots]
-    anchor = (
+def _spark_hash(number: int) -> int:
+    """Returns Spark's `hash` of one 32-bit integer: Murmur3 with the seed 42.
+
+    Only the constants of `slots` depend on it, and the operator refuses misplaced rows; asking
+    Spark would cost every start of a query one more job.
+    """
+    mask = 0xFFFFFFFF
+
+    def rotated(word: int, bits: int) -> int:
+        return (word << bits | word >> (32 - bits)) & mask
+
+    mixed = rotated(number * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    word = (rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & mask ^ 4
+    word = (word ^ word >> 16) * 0x85EBCA6B & mask
+    word = (word ^ word >> 13) * 0xC2B2AE35 & mask
+    word ^= word >> 16
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _anchor(session: SparkSession, slot_by_subtask: Sequence[int]) -> DataFrame:
+    """Returns one row per subtask; each is cached where its subtask first runs."""
+    rows = [(slot,) for slot in slot_by_subtask]
+    return (
         session.createDataFrame(rows, f"{_SLOT_COLUMN} int")
-        .repartition(len(slots), _SLOT_COLUMN)
+        .repartition(len(rows), _SLOT_COLUMN)
         .cache()
     )
-    anchor.count()
-    return anchor
 
 
 def warn_if_subtasks_float(session: SparkSession) -> None:
