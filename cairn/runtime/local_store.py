@@ -103,7 +103,7 @@ class LocalReader:
         return None if data is None else msgspec.msgpack.decode(data, type=Position)
 
     def _make_get(self) -> Callable[[bytes], bytes | None]:
-        get = self._transaction.get
+        get: Callable[[bytes], bytes | None] = self._transaction.get
 
         def get_entry(key: bytes) -> bytes | None:
             if len(key) < _KEY_LIMIT_BYTES:

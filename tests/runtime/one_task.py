@@ -85,7 +85,7 @@ def arrange_death(kill_at: str, store: ObjectStore) -> ObjectStore:
     """Arranges for this process to kill itself; returns the store to use."""
     when, _, what = kill_at.partition(" ")
     if what == "put":
-        return DyingStore(store, when)  # type: ignore[return-value]  # passes the rest on
+        return DyingStore(store, when)
     if what in MARKS:
         die_at_transaction(when, MARKS[what])
     elif when == "receipt":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -109,7 +109,7 @@ class Task:
     materializes: bool = False
     store: ObjectStore | None = None
 
-    def steps(self) -> Iterator[str]:
+    def steps(self) -> Generator[str, None, None]:
         """Does the task's work, as `cairn.runtime.operator.run_task`; stops after each step."""
         batch = self.plan.batch(QUERY, self.batch_id)
         manager = TaskManager(self.plan, self.executor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
@@ -72,7 +72,9 @@ class Stream:
         with open_local(directory).read() as reader:
             return reader.position(), dict(reader.range(groups))
 
-    def begin(self, batch_id: int, subtask: int, *, executor: str = "one") -> Iterator[str]:
+    def begin(
+        self, batch_id: int, subtask: int, *, executor: str = "one"
+    ) -> Generator[str, None, None]:
         """Returns a task that has its parent's state and goes on when asked to."""
         steps = self.task(batch_id, subtask, executor=executor).steps()
         assert [next(steps), next(steps)] == ["begun", "restored"]
@@ -165,14 +167,15 @@ def test_the_spool_of_an_attempt_that_lost_is_not_used(stream: Stream) -> None:
     assert stream.local(0)[1] == {entry_prefix(0, 1, b"winner"): b"1"}
 
 
-@pytest.mark.parametrize("parallelisms", [(1, 4, 1), (2, 3, 2), (4, 1, 8), (2, 2, 2)])
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("parallelisms", [(1, 4, 1), (3, 2, 3), (4, 1, 8)])
 def test_rescaling_forth_and_back_keeps_the_state_with_stale_local_state_about(
-    stream: Stream, parallelisms: tuple[int, ...]
+    stream: Stream, parallelisms: tuple[int, ...], batches: int
 ) -> None:
     batch_id = 0
     for round_number, parallelism in enumerate(parallelisms):
         stream.restart(parallelism)
-        for _ in range(3):
+        for _ in range(batches):
             stream.batch(batch_id, materializes=[batch_id % parallelism] if round_number else [])
             batch_id += 1
             assert read_back(stream.plan, batch_id) == remembered(batch_id)
@@ -301,6 +304,27 @@ def test_local_state_of_a_history_that_a_restored_metastore_lost_is_not_used(
     stream.batch(2)
     stream.batch(3)
     assert read_back(stream.plan, 4) == remembered(4)
+
+
+def test_local_state_of_a_lost_history_is_not_caught_up_from(stream: Stream) -> None:
+    stream.batch(0)
+    old = backup(stream.url)
+    stream.restart()
+    for batch_id in (1, 2):
+        for subtask in (0, 1):
+            replace(stream.task(batch_id, subtask), write=remember(100 + batch_id)).run()
+
+    stream.url = old
+    here = stream.local_dir
+    stream.local_dir = f"{here}-elsewhere"
+    stream.restart()
+    for batch_id in (1, 2):
+        stream.batch(batch_id)
+    stream.local_dir = here
+    stream.restart()
+    assert stream.local(0) != (None, {})
+    stream.begin(3, 0).close()
+    assert stream.local(0)[1] == remembered(3, KeyGroupRange(0, 4))
 
 
 def test_a_run_of_a_lost_history_with_the_same_epoch_leaves_nothing_to_the_new_one(
