@@ -22,7 +22,6 @@ from metastore.models import (
     FileStatus,
     Job,
     PhysicalFile,
-    Run,
     Segment,
     SubtaskAck,
 )
@@ -135,7 +134,7 @@ def acknowledge(
 def _bind_query(connection: Connection, batch: BatchRef) -> None:
     """Locks the job against fencing for the transaction and binds it to the query."""
     # Before the shared lock: two executors that hold it would deadlock on the way to this one.
-    binds = connection.execute(
+    connection.execute(
         update(Job)
         .where(
             Job.job_id == batch.job_id,
@@ -144,12 +143,6 @@ def _bind_query(connection: Connection, batch: BatchRef) -> None:
         )
         .values(query_id=batch.query_id)
     )
-    if binds.rowcount == 1:
-        connection.execute(
-            update(Run)
-            .where(Run.job_id == batch.job_id, Run.epoch == batch.epoch)
-            .values(query_id=batch.query_id)
-        )
     bound = require_epoch(connection, batch)
     if bound != batch.query_id:
         raise refuse_second_query(batch.job, str(bound), batch.query_id)

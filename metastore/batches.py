@@ -206,7 +206,7 @@ def _open_checkpoint(
     parallelism = connection.execute(
         update(Run)
         .where(Run.job_id == batch.job_id, Run.epoch == batch.epoch)
-        .values(started_at=func.coalesce(Run.started_at, func.now()))
+        .values(started_at=func.coalesce(Run.started_at, func.now()), query_id=batch.query_id)
         .returning(Run.parallelism)
     ).scalar_one()
     connection.execute(

@@ -175,13 +175,10 @@ def _restore(
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"find the segments of checkpoint {wanted.checkpoint_id} of job {plan.job}",
     )
-    if (
-        lineage != here.lineage
-        or here.checkpoint_id > wanted.checkpoint_id
-        or any(_is_base_after(handle, here.checkpoint_id) for handle in handles)
-    ):
+    if lineage != here.lineage or here.checkpoint_id > wanted.checkpoint_id:
         here = NOTHING
         writer.clear(key_groups)
+    # Changes since then that were released are in a base, which replaces its key groups whole.
     for handle in handles:
         if handle.as_of_checkpoint <= here.checkpoint_id:
             continue
@@ -189,8 +186,3 @@ def _restore(
             writer.clear(handle.key_groups.intersect(key_groups))
         for changes in read_segment(store, handle, job=plan.job, key_groups=key_groups):
             writer.apply(changes)
-
-
-def _is_base_after(handle: SegmentHandle, checkpoint_id: int) -> bool:
-    """Tells whether changes between the checkpoint and the base may have been released."""
-    return handle.kind is SegmentKind.KEYED_FULL and handle.as_of_checkpoint > checkpoint_id

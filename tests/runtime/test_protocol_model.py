@@ -93,9 +93,20 @@ class Protocol(RuleBasedStateMachine):
     def start(self, parallelism: int) -> None:
         self.restart(parallelism)
 
-    @rule(parallelism=st.sampled_from([1, 2, 3, 4]))
+    @rule(
+        parallelism=st.sampled_from([1, 2, 3, 4]),
+        executor=executors,
+        acknowledged=st.integers(0, 3),
+    )
+    def abandon_the_batch_and_restart(
+        self, parallelism: int, executor: tuple[str, str], acknowledged: int
+    ) -> None:
+        """Some subtasks, or all, have acknowledged a batch that Spark will run again."""
+        for subtask in range(min(acknowledged, self.plan.parallelism)):
+            self.task(subtask, executor, materializes=False).run()
+        self.restart(parallelism)
+
     def restart(self, parallelism: int) -> None:
-        """The query starts again: the batch that Spark has not committed is run again."""
         self.plan = new_run(
             self.url,
             (self.root / "storage").as_uri(),
@@ -283,7 +294,7 @@ def test_every_checkpoint_holds_its_batch_whatever_fails_and_whoever_comes_back(
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=20,
+            max_examples=12,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
