@@ -76,6 +76,16 @@ class Remember(StatefulProcessor):
         pass
 
 
+class WrongType(Remember):
+    """Stores text where a long was declared."""
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        self._count.update(("many",))
+        yield Row(key=key[0], n=1)
+
+
 def rows_of(file: int) -> list[tuple[str, int]]:
     """Returns the rows of an input file."""
     chance = random.Random(file)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from sqlalchemy import create_engine, func, select, text
 
 from cairn.errors import BadInputError, StorageError
@@ -22,6 +22,7 @@ from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
 from tests.runtime.streams import (
     Remember,
     Settings,
+    WrongType,
     expected_state,
     newest_state,
     read_state,
@@ -149,10 +150,6 @@ def test_a_sink_that_never_runs_the_plan_is_refused_at_the_next_batch(
         run(spark, settings, each=ignore)
 
 
-class FailsOnceLate(Remember):
-    """Fails the first attempt of every task after its segment was acknowledged."""
-
-
 def test_a_task_that_fails_after_its_segment_was_written_leaves_the_state_right(
     spark: SparkSession, stream: MakeStream
 ) -> None:
@@ -263,16 +260,6 @@ def test_another_key_schema_is_refused_and_the_state_kept(
             Remember(), "key long, n long", "Update", "None"
         )
     assert newest_state(settings.metastore) == expected_state(2)
-
-
-class WrongType(Remember):
-    """Stores text where a long was declared."""
-
-    def handleInputRows(
-        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
-    ) -> Iterator[Row]:
-        self._count.update(("many",))
-        yield Row(key=key[0], n=1)
 
 
 def test_a_value_of_the_wrong_type_is_refused_and_the_state_kept(
