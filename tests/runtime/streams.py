@@ -197,6 +197,8 @@ def new_session(master: str) -> SparkSession:
     """
     environment.prepare()
     os.environ["PYTHONPATH"] = str(ROOT)  # workers import this module by name
+    # These processes live for seconds: optimising compilers and parallel collectors only cost.
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     if master.startswith("connect:"):
         return SparkSession.builder.remote(master.removeprefix("connect:")).getOrCreate()
     return (
