@@ -38,6 +38,9 @@ class Ack:
     input_rows: int
     restore_ms: int
     segment: SegmentHandle | None
+    late_rows: int = 0
+    max_event_ms: tuple[int | None, ...] = ()
+    """Latest event time in its rows by input, in ms since 1970; None: no row of that input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,8 @@ def _record_acks(
             "tm_id": tm_id,
             "segment_id": UUID(ack.segment.segment_id) if ack.segment else None,
             "input_rows": ack.input_rows,
+            "late_rows": ack.late_rows,
+            "max_event_ms": list(ack.max_event_ms),
             "restore_ms": ack.restore_ms,
         }
         for ack in acks
@@ -264,6 +269,8 @@ def _record_acks(
                 "tm_id": given.tm_id,
                 "segment_id": given.segment_id,
                 "input_rows": given.input_rows,
+                "late_rows": given.late_rows,
+                "max_event_ms": given.max_event_ms,
                 "restore_ms": given.restore_ms,
                 "acked_at": func.now(),
             },

@@ -29,6 +29,10 @@ class Registration:
     key_schema: Mapping[str, Any]
     states: Sequence[StateDeclaration]
     deleted_states: Collection[str] = ()
+    watermark_delays_ms: Sequence[int] = ()
+    """Of `withWatermark`, by input of the operator; none without event time."""
+    watermark_job_id: str | None = None
+    """The job upstream whose watermark counts, instead of delays of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ def _epoch(connection: Connection, job_id: str, registration: Registration) -> i
             epoch=newest.scalar_subquery(),
             run_id=registration.run_id,
             parallelism=registration.parallelism,
+            watermark_delays_ms=list(registration.watermark_delays_ms),
+            watermark_job_id=registration.watermark_job_id,
         )
         .returning(Run.epoch)
     ).scalar_one()
