@@ -29,6 +29,8 @@ FIRST_MS, LAST_MS = -(2**63), 2**63 - 1
 
 _HEAD = struct.Struct(">HHI")
 _pack_head = _HEAD.pack
+PREFIX_HEAD_BYTES = _HEAD.size
+"""Of a prefix, before the grouping key; the last 4 hold the grouping key's length."""
 _pack_unsigned = struct.Struct(">Q").pack
 list_suffix = _pack_unsigned
 """`list_suffix(sequence) -> bytes`: the suffix of a list's element, sequence 0 to 2**64 - 1."""

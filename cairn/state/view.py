@@ -42,11 +42,11 @@ class Reader(Protocol):
         ...
 
     def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the entries whose key starts with the prefix, in key order."""
+        """Yields the entries whose key starts with an entry prefix, in key order."""
         ...
 
     def last(self, prefix: bytes, /) -> bytes | None:
-        """Returns the greatest key that starts with the prefix; None if there is none."""
+        """Returns the greatest key that starts with an entry prefix; None if there is none."""
         ...
 
 
