@@ -73,6 +73,17 @@ def intend_file(
     )
 
 
+def intend_initial_rows(
+    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
+) -> None:
+    """Records that a file of initial state rows is about to be written, before its run begins."""
+    connection.execute(
+        insert(PhysicalFile)
+        .values(file_id=UUID(file_id), job_id=job_id, epoch=epoch, path=path, scope=scope)
+        .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
+    )
+
+
 def require_epoch(connection: Connection, batch: BatchRef) -> str | None:
     """Keeps newer runs from beginning until the transaction ends; returns the job's query.
 

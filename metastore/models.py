@@ -137,6 +137,8 @@ class Job(Base):
     max_parallelism: Mapped[int]
     num_retained: Mapped[int]
     key_schema: Mapped[dict[str, Any]]
+    time_mode: Mapped[str | None]
+    """What timers and TTL go by: none, processingtime, eventtime."""
     query_id: Mapped[str | None]
     """Spark's query; bound by the first acknowledgement."""
     current_epoch: Mapped[int] = mapped_column(server_default="0")
@@ -155,7 +157,7 @@ class Run(Base):
     parallelism: Mapped[int]
     query_id: Mapped[str | None]
     watermark_delays_ms: Mapped[list[int]] = mapped_column(server_default="{}")
-    """Of `withWatermark`, by input; empty: no event time, or the watermark of `watermark_job_id`."""
+    """Of `withWatermark`, by input; empty: no event time, or that of `watermark_job_id`."""
     watermark_job_id: Mapped[str | None]
     """The job upstream in the same query whose watermark this one follows."""
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -90,9 +90,7 @@ class Attempt:
 
     def request(self, parts: Sequence[SubtaskPart]) -> Request:
         """Returns the request to acknowledge the subtasks."""
-        return Request(
-            self.start.checkpoint_id, self.attempt_id, self.task_attempt, tuple(parts)
-        )
+        return Request(self.start.checkpoint_id, self.attempt_id, self.task_attempt, tuple(parts))
 
     def commit(self, parts: Sequence[SubtaskPart]) -> None:
         """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""

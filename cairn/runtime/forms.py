@@ -8,7 +8,6 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from cairn.runtime.frames import frame_of, frames_to_batch
@@ -58,9 +57,7 @@ class RowForm:
         for table in part.tables:
             groups = group(table, keys)
             rows = rows_of(groups.table, schema)
-            for key_hash, key, count in zip(
-                groups.hashes, groups.keys, groups.counts, strict=True
-            ):
+            for key_hash, key, count in zip(groups.hashes, groups.keys, groups.counts, strict=True):
                 rows_of_key = islice(rows, count)
                 yield key_hash, key, rows_of_key
                 deque(rows_of_key, maxlen=0)

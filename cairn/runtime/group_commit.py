@@ -187,9 +187,7 @@ def _write_file(
     return WrittenFile(file_id, sum(map(len, segments))), path
 
 
-def _ack(
-    manager: TaskManager, request: Request, part: SubtaskPart, offset: int, path: str
-) -> Ack:
+def _ack(manager: TaskManager, request: Request, part: SubtaskPart, offset: int, path: str) -> Ack:
     segment = None
     if part.size_bytes:
         segment = SegmentHandle(

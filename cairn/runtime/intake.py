@@ -45,7 +45,7 @@ class Intake:
         late_ms: rows at or before this watermark are dropped; None: nothing is late.
         memory_bytes: how much of it is held in memory.
 
-"""
+    """
 
     def __init__(
         self,
@@ -92,9 +92,7 @@ class Intake:
 
     def given(self, subtask: int) -> Input:
         """Returns what a subtask was given. The latest event time is the task's."""
-        return Input(
-            self._rows[subtask], self._late_rows[subtask], tuple(self._max_event_ms)
-        )
+        return Input(self._rows[subtask], self._late_rows[subtask], tuple(self._max_event_ms))
 
     def parts(self, subtask: int) -> Iterator[Part]:
         """Yields a subtask's rows, every key in one part. Call it once per subtask, in order."""

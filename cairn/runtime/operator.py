@@ -13,7 +13,7 @@ from cairn.errors import RefusedError
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.attempt import Attempt
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.initial import packed_parts, read_initial_rows
+from cairn.runtime.initial import read_initial_rows, unpack
 from cairn.runtime.intake import Intake, subtasks_by_key_group
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.plan import Operator, RunPlan
@@ -89,36 +89,34 @@ def _process(
     )
 
 
-def run_batch_task(operator: Operator, memory_bytes: int, now_ms: int) -> ArrowFunction:
-    """Returns what processes one partition of a batch DataFrame: all at once, from no state.
+def run_batch_task(
+    operator: Operator, memory_bytes: int, now_ms: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Processes one partition of a batch DataFrame, all at once and from no state.
 
-    State lives in memory until the partition is done, and is gone then, as Spark's.
+    What state it makes lives in memory until the partition is done, and is gone then, as Spark's.
     """
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with SpillDirectory() as spill:
-            intake = Intake(
-                operator,
-                subtasks_by_key_group(1, 1),
-                range(1),
-                late_ms=None,
-                spill=spill,
-                memory_bytes=memory_bytes,
-            )
-            output = Output(spill, memory_bytes)
-            intake.read(batches)
-            process(
-                operator,
-                Share(KeyGroupRange(0, 1), 1),
-                NoState(),
-                _batch_times(operator.time_mode, now_ms),
-                initial=[],
-                rows=intake.parts(0),
-                emit=output.add,
-            )
-            yield from output.read()
-
-    return run
+    one_group = subtasks_by_key_group(1, 1)
+    times = BatchTimes()
+    if operator.time_mode is not TimeMode.NONE:
+        times = BatchTimes(operator.time_mode, now_ms, 0)
+    with SpillDirectory() as spill:
+        output = Output(spill, memory_bytes)
+        initial, rows = unpack(operator, batches, spill, memory_bytes)
+        intake = Intake(
+            operator, one_group, range(1), late_ms=None, spill=spill, memory_bytes=memory_bytes
+        )
+        intake.read(rows)
+        process(
+            operator,
+            Share(KeyGroupRange(0, 1), 1),
+            NoState(),
+            times,
+            initial=initial,
+            rows=intake.parts(0),
+            emit=output.add,
+        )
+        yield from output.read()
 
 
 def _batch(plan: RunPlan, context: TaskContext) -> BatchRef:

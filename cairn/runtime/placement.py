@@ -7,37 +7,52 @@ import re
 import warnings
 from collections.abc import Sequence
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.runtime.plan import KEY_HASH_COLUMN
+from cairn.runtime.plan import KEY_HASH_COLUMN, RunPlan
 
 _SLOT_COLUMN = "__cairn_slot"
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
-def route(
-    df: DataFrame, key_hash: Column, *, parallelism: int, max_parallelism: int, tasks: int
+def with_key_hash(
+    df: DataFrame, key_columns: Sequence[str], *, heartbeat: bool = False
 ) -> DataFrame:
-    """Returns the rows in `tasks` partitions by subtask, with the key's hash as a column.
+    """Returns the rows with the hash of their key as a column.
 
-    The key group is the hash modulo `max_parallelism`. Where there are several executors, a cached
-    anchor of one row per task is joined on, because a task follows its cached block: so subtasks
-    stay on one executor. Correctness does not depend on it.
+    With `heartbeat`, a row whose hash is null comes once a second, so that there are batches, in
+    which timers fire, while the source is idle.
     """
-    columns = [*df.columns, KEY_HASH_COLUMN]
-    subtask = f"pmod({KEY_HASH_COLUMN}, {max_parallelism}) * {parallelism} div {max_parallelism}"
+    rows = df.withColumn(KEY_HASH_COLUMN, F.hash(*[F.col(f"`{name}`") for name in key_columns]))
+    if not heartbeat:
+        return rows
+    beats = df.sparkSession.readStream.format("rate").option("rowsPerSecond", 1).load()
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
+    return rows.unionByName(beats.select(*nulls))
+
+
+def route(rows: DataFrame, plan: RunPlan) -> DataFrame:
+    """Returns rows that have their key's hash, in as many partitions as the plan has tasks.
+
+    The key group is the hash modulo `cairn.max-parallelism`; each partition holds the rows of the
+    subtasks that are its task's. Where there are several executors, a cached anchor of one row per
+    task is joined on, because a task follows its cached block: so subtasks stay on one executor.
+    Correctness does not depend on it.
+    """
+    key_groups, parallelism, tasks = plan.settings.max_parallelism, plan.parallelism, plan.tasks
+    subtask = f"pmod({KEY_HASH_COLUMN}, {key_groups}) * {parallelism} div {key_groups}"
     slot_by_task = slots(tasks)
     slot_of_task = F.array(*[F.lit(slot) for slot in slot_by_task])
     slot = slot_of_task[F.expr(f"int(({subtask}) * {tasks} div {parallelism})")]
-    rows = df.withColumn(KEY_HASH_COLUMN, key_hash)
-    if _has_one_executor(df.sparkSession):
+    session = rows.sparkSession
+    if _has_one_executor(session):
         return rows.repartition(tasks, slot)
     return (
         rows.withColumn(_SLOT_COLUMN, slot)
         .repartition(tasks, _SLOT_COLUMN)
-        .join(_anchor(df.sparkSession, slot_by_task).hint("shuffle_hash"), _SLOT_COLUMN, "left")
-        .select(*[F.col(f"`{name}`") for name in columns])
+        .join(_anchor(session, slot_by_task).hint("shuffle_hash"), _SLOT_COLUMN, "left")
+        .select(*[F.col(f"`{name}`") for name in rows.columns])
     )
 
 

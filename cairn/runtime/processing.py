@@ -23,8 +23,8 @@ from cairn.runtime.plan import Operator
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import state_prefix
 from cairn.state.handle import StateHandle
-from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.timers import Timers
+from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.ttl import purge_expired
 from cairn.state.view import Overlay, Reader
 

@@ -29,6 +29,7 @@ FIRST_MS, LAST_MS = -(2**63), 2**63 - 1
 
 _HEAD = struct.Struct(">HHI")
 _pack_head = _HEAD.pack
+_pack_state = struct.Struct(">HH").pack
 PREFIX_HEAD_BYTES = _HEAD.size
 """Of a prefix, before the grouping key; the last 4 hold the grouping key's length."""
 _pack_unsigned = struct.Struct(">Q").pack
@@ -51,6 +52,11 @@ def entry_prefix(key_group: int, state_id: int, key: bytes) -> bytes:
     It is also the whole key of a value state's entry. `key_group` and `state_id` are 0 to 65535.
     """
     return _pack_head(key_group, state_id, len(key)) + key
+
+
+def state_prefix(key_group: int, state_id: int) -> bytes:
+    """Returns the prefix of all entries of one state in a key group."""
+    return _pack_state(key_group, state_id)
 
 
 def split(entry_key: bytes) -> EntryKey:

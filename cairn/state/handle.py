@@ -16,7 +16,7 @@ from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.ttl import Ttl
 from cairn.state.ttl_variables import TtlListState, TtlMapState, TtlValueState
 from cairn.state.variables import CurrentKey, ListState, MapState, ValueState
-from cairn.state.view import Overlay
+from cairn.state.view import NoState, Overlay
 
 StateKind = Literal["value", "list", "map"]
 
@@ -223,7 +223,7 @@ class DeclaringHandle(_Handle):
         resolve_schema: Callable[[object], Mapping[str, Any]],
         time_mode: TimeMode = TimeMode.NONE,
     ) -> None:
-        super().__init__(Overlay(_NoState()), None, BatchTimes(time_mode))
+        super().__init__(Overlay(NoState()), None, BatchTimes(time_mode))
         self._resolve_schema = resolve_schema
         self._declarations: list[StateDeclaration] = []
         self._deleted: set[str] = set()
@@ -320,19 +320,6 @@ class StateHandle(_Handle):
                 f"plan has {spec.ttl_ms}: init has to declare the same every time it is called"
             )
         return spec
-
-
-class _NoState:
-    """A Reader of no state at all."""
-
-    def get(self, key: bytes, /) -> bytes | None:
-        return None
-
-    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        return iter(())
-
-    def last(self, prefix: bytes, /) -> bytes | None:
-        return None
 
 
 def _check_ttl(name: str, ttl_ms: object, mode: TimeMode) -> None:

@@ -50,6 +50,22 @@ class Reader(Protocol):
         ...
 
 
+class NoState:
+    """A Reader of no state at all."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """Returns None."""
+        return None
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Returns an empty iterator."""
+        return iter(())
+
+    def last(self, prefix: bytes, /) -> bytes | None:
+        """Returns None."""
+        return None
+
+
 class Overlay:
     """One batch's changes over a Reader, which is never written to.
 

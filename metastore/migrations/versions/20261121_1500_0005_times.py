@@ -92,6 +92,7 @@ EXECUTE FUNCTION cairn.refuse_identity('dropped_at, once set,');
 
 def upgrade() -> None:
     for table, column in (
+        ("jobs", sa.Column("time_mode", sa.Text)),
         ("runs", _column("watermark_delays_ms", EVENT_MS, "{}")),
         ("runs", sa.Column("watermark_job_id", sa.Text)),
         ("checkpoints", _column("processing_ms", sa.BigInteger(), "0")),
