@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import reduce
 
@@ -131,6 +133,8 @@ def _event_time_field(df: DataFrame, job: str) -> StructField | None:
 
 def _watermarks(df: DataFrame) -> int:
     """Returns how many `withWatermark` the plan has."""
-    plan: str = df._explain_string(extended=True)  # type: ignore[operator]  # Connect has it too
-    analysed = plan.partition("== Analyzed Logical Plan ==")[2]
+    printed = io.StringIO()
+    with redirect_stdout(printed):  # what has the plan in classic Spark and in Connect
+        df.explain(extended=True)
+    analysed = printed.getvalue().partition("== Analyzed Logical Plan ==")[2]
     return analysed.partition("== Optimized Logical Plan ==")[0].count(_NODE)
