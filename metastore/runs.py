@@ -14,7 +14,13 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.layout import new_job_id
 from cairn.state.handle import StateDeclaration
 from metastore.models import Checkpoint, CheckpointStatus, Job, Run
-from metastore.states import columns, describe, dropped_state_ids, register_states
+from metastore.states import (
+    RegisteredState,
+    columns,
+    describe,
+    dropped_state_ids,
+    register_states,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +45,14 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRun:
-    """What the metastore answers: ids that the run's tasks carry. `state_ids` is by name.
+    """What the metastore answers: what the run's tasks carry. `states` is by name.
 
     `has_state` tells whether Spark has committed a batch of the job, whose state goes on.
     """
 
     job_id: str
     epoch: int
-    state_ids: Mapping[str, int]
+    states: Mapping[str, RegisteredState]
     dropped_state_ids: tuple[int, ...] = ()
     has_state: bool = False
 
@@ -73,7 +79,7 @@ def register_run(connection: Connection, registration: Registration) -> Register
         select(Job.__table__).where(Job.name == registration.job).with_for_update()
     ).one()
     _check_unchanged(registration, job)
-    state_ids = register_states(
+    states = register_states(
         connection, job.job_id, registration.job, registration.states, registration.deleted_states
     )
     connection.execute(
@@ -84,7 +90,7 @@ def register_run(connection: Connection, registration: Registration) -> Register
     return RegisteredRun(
         job.job_id,
         _epoch(connection, job.job_id, registration),
-        state_ids,
+        states,
         dropped_state_ids(connection, job.job_id),
         _has_state(connection, job.job_id),
     )

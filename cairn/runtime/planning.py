@@ -182,7 +182,7 @@ def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
         operator,
         output_schema=output_schema,
         states={
-            name: dataclasses.replace(spec, state_id=run.state_ids[name])
+            name: VariableSpec.of(spec, run.states[name].state_id, run.states[name].value_layout)
             for name, spec in operator.states.items()
         },
         dropped_state_ids=run.dropped_state_ids,
