@@ -175,12 +175,15 @@ def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataF
 
 def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
     """Returns the operator with what registering the run has given it."""
-    output_schema = call.output_schema
+    output_schema, emitted_time = call.output_schema, None
     if call.event_time_column:
-        output_schema = with_event_time(output_schema, call.event_time_column, run.job_id)
+        output_schema, emitted_time = with_event_time(
+            output_schema, call.event_time_column, run.job_id
+        )
     return dataclasses.replace(
         operator,
         output_schema=output_schema,
+        emitted_time=emitted_time,
         states={
             name: VariableSpec.of(spec, run.states[name].state_id, run.states[name].value_layout)
             for name, spec in operator.states.items()
