@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -78,11 +78,16 @@ def transform(
         initial_schema=call.initial.df.schema if call.initial else None,
         initial_key_columns=call.initial.key_columns if call.initial else (),
         timezone=session.conf.get("spark.sql.session.timeZone") or "UTC",
-        frame_rows=int(session.conf.get(_FRAME_ROWS) or 0) or 2**31 - 1,
+        frame_rows=_frame_rows(session),
     )
     if inputs.df.isStreaming:
         return _on_stream(job, inputs, operator, call, states, deleted)
     return _on_batch(job, inputs, operator, call)
+
+
+def _frame_rows(session: SparkSession) -> int:
+    rows = int(session.conf.get(_FRAME_ROWS) or 0)
+    return rows if rows > 0 else 2**31 - 1  # Spark takes 0 and less as no limit
 
 
 def struct(schema: object) -> StructType:
