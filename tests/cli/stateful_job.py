@@ -15,7 +15,7 @@ from cairn.keygroups import range_of, subtask_of
 from cairn.layout import task_manager_file
 from cairn.segments.format import encode
 from cairn.state.codec import TupleCodec
-from cairn.state.entries import entry_prefix
+from cairn.state.entries import entry_prefix, state_prefix
 from cairn.state.handle import StateDeclaration
 from cairn.state.timers import Timers
 from cairn.state.times import TimeMode
@@ -102,6 +102,14 @@ def register_timers(user_id: int, region: str, *expiries_ms: int) -> list[Change
     for expiry_ms in expiries_ms:
         key = user_id % KEY_GROUPS, encoded(KEY, user_id, region)
         Timers(overlay).register(*key, expiry_ms)
+    return changes(overlay)
+
+
+def drop(state_id: int) -> list[Change]:
+    """Removes a state variable's entries, as a run does that dropped it."""
+    overlay = Overlay(NoState())
+    for key_group in range(KEY_GROUPS):
+        overlay.under(state_prefix(key_group, state_id)).clear()
     return changes(overlay)
 
 

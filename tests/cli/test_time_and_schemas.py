@@ -14,10 +14,12 @@ from cairn.state.times import TimeMode
 from cairn.state.view import PUT
 from tests.cli.conftest import Outcome
 from tests.cli.stateful_job import (
+    LIST,
     STATES,
     VALUE,
     WITH_TTL,
     StatefulJob,
+    drop,
     encoded,
     prefix,
     put_count,
@@ -97,7 +99,7 @@ def test_dropped_variable_is_not_shown_and_its_name_may_be_used_again(
     assert cairn("state", "clicks", "--json").json == [count]
     unknown = cairn("state", "clicks", "--name", "seen")
     assert "there are: by_word, count" in unknown.err
-    job.register(STATES).batch()
+    job.register(STATES).batch(*drop(LIST))
     assert cairn("state", "clicks", "--json").json == [count]
     assert cairn("state", "clicks", "--name", "seen", "--json").json == []
 
