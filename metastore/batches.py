@@ -34,6 +34,7 @@ from metastore.models import (
     SubtaskAck,
 )
 from metastore.runs import refuse_second_query
+from metastore.states import drop_states
 from metastore.times import next_times, times_of
 
 OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
@@ -120,7 +121,13 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
     ).one_or_none()
     if found is None:
         parent_id = _confirm_parent(connection, batch)
-        checkpoint_id = _open_checkpoint(connection, batch, job.next_checkpoint_id, parent_id)
+        checkpoint_id = _open_checkpoint(
+            connection,
+            batch,
+            job.next_checkpoint_id,
+            parent_id,
+            is_first=job.current_epoch < batch.epoch,
+        )
     elif found.status in OPEN:
         checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
     else:
@@ -210,7 +217,12 @@ def _hole(connection: Connection, batch: BatchRef, previous: Row[*tuple[Any, ...
 
 
 def _open_checkpoint(
-    connection: Connection, batch: BatchRef, checkpoint_id: int, parent_id: int | None
+    connection: Connection,
+    batch: BatchRef,
+    checkpoint_id: int,
+    parent_id: int | None,
+    *,
+    is_first: bool,
 ) -> int:
     _abort_older_runs(connection, batch)
     connection.execute(
@@ -224,6 +236,8 @@ def _open_checkpoint(
         .values(started_at=func.coalesce(Run.started_at, func.now()), query_id=batch.query_id)
         .returning(Run.__table__)
     ).one()
+    if is_first:
+        drop_states(connection, batch.job_id, batch.job, run)
     times = next_times(connection, run, batch.query_id, batch.batch_id, parent_id)
     connection.execute(
         insert(Checkpoint).values(

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, RefusedError
 from cairn.state.evolution import merge
 from cairn.state.handle import StateDeclaration
 from metastore.models import StateKind, StateVariable
@@ -28,11 +28,10 @@ def register_states(
     job_id: str,
     job: str,
     states: Sequence[StateDeclaration],
-    deleted: Collection[str],
 ) -> dict[str, RegisteredState]:
-    """Makes the variables that are new and drops those that are deleted; returns them by name.
+    """Makes the variables that are new; returns those that are declared by name.
 
-    A variable that is neither declared nor deleted stays, with its state, unused.
+    A variable that is not declared stays, with its state, unused.
 
     Raises:
         BadInputError: a variable exists with another kind or TTL, or with a schema whose values
@@ -61,22 +60,55 @@ def register_states(
                 has_ttl=state.ttl_ms is not None,
             )
         )
-    if doomed := known.keys() & set(deleted):
-        connection.execute(
-            update(StateVariable)
-            .where(
-                StateVariable.job_id == job_id,
-                StateVariable.name.in_(doomed),
-                StateVariable.dropped_at.is_(None),
-            )
-            .values(dropped_at=func.now())
-        )
     return registered
 
 
-def dropped_state_ids(connection: Connection, job_id: str) -> tuple[int, ...]:
+def ids_of(connection: Connection, job_id: str, names: Collection[str]) -> list[int]:
+    """Returns the ids of the variables that the job has of these names."""
+    return list(
+        connection.scalars(
+            select(StateVariable.state_id).where(
+                StateVariable.job_id == job_id,
+                StateVariable.name.in_(names),
+                StateVariable.dropped_at.is_(None),
+            )
+        )
+    )
+
+
+def drop_states(connection: Connection, job_id: str, job: str, run: Row[*tuple[Any, ...]]) -> None:
+    """Drops the variables that a run deletes, when it begins.
+
+    Raises:
+        RefusedError: another run has dropped a variable that this one declares.
+    """
+    lost = connection.scalars(
+        select(StateVariable.name).where(
+            StateVariable.job_id == job_id,
+            StateVariable.state_id.in_(run.state_ids),
+            StateVariable.dropped_at.is_not(None),
+        )
+    ).all()
+    if lost:
+        raise RefusedError(
+            f"the state variables {', '.join(lost)} were deleted by another run after this query's "
+            "plan was built. Build the plan again: they start empty",
+            job=job,
+        )
+    connection.execute(
+        update(StateVariable)
+        .where(
+            StateVariable.job_id == job_id,
+            StateVariable.state_id.in_(run.deleted_state_ids),
+            StateVariable.dropped_at.is_(None),
+        )
+        .values(dropped_at=func.now())
+    )
+
+
+def dropped_state_ids(connection: Connection, job_id: str) -> list[int]:
     """Returns the ids of all variables that were dropped, whose entries are to go."""
-    return tuple(
+    return list(
         connection.scalars(
             select(StateVariable.state_id)
             .where(StateVariable.job_id == job_id, StateVariable.dropped_at.is_not(None))

@@ -117,10 +117,8 @@ def _on_stream(
     session = inputs.df.sparkSession
     warn_if_subtasks_float(session)
     open_store(job.storage).check_writable()
-    url = job.open_metastore()
-    run_id = uuid.uuid4()
     registration = Registration(
-        run_id=run_id,
+        run_id=uuid.uuid4(),
         job=job.name,
         storage=job.storage,
         parallelism=job.parallelism,
@@ -133,24 +131,8 @@ def _on_stream(
         watermark_job_id=inputs.watermark_job_id,
         time_mode=operator.time_mode.value,
     )
-    run = run_transaction(
-        url,
-        lambda connection: register_run(connection, registration),
-        timeout_ms=job.settings.metastore_timeout_ms,
-        what=f"register a run of job {job.name}",
-    )
+    run, plan = _register(job, registration, task_slots(session))
     operator = _with_ids(operator, call, run)
-    plan = RunPlan(
-        job=job.name,
-        job_id=run.job_id,
-        run_id=str(run_id),
-        epoch=run.epoch,
-        parallelism=job.parallelism,
-        storage=job.storage,
-        metastore_url=url,
-        settings=job.settings,
-        tasks=min(job.parallelism, task_slots(session) or job.parallelism),
-    )
     if call.initial and not run.has_state:
         initial = with_key_hash(call.initial.df, call.initial.key_columns)
         written = write_initial_rows(plan, operator, route(initial, plan))
@@ -161,6 +143,29 @@ def _on_stream(
         return run_task(plan, operator, batches)
 
     return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
+
+
+def _register(
+    job: Job, registration: Registration, slots: int | None
+) -> tuple[RegisteredRun, RunPlan]:
+    url = job.open_metastore()
+    run = run_transaction(
+        url,
+        lambda connection: register_run(connection, registration),
+        timeout_ms=job.settings.metastore_timeout_ms,
+        what=f"register a run of job {job.name}",
+    )
+    return run, RunPlan(
+        job=job.name,
+        job_id=run.job_id,
+        run_id=str(registration.run_id),
+        epoch=run.epoch,
+        parallelism=job.parallelism,
+        storage=job.storage,
+        metastore_url=url,
+        settings=job.settings,
+        tasks=min(job.parallelism, slots or job.parallelism),
+    )
 
 
 def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:

@@ -280,6 +280,12 @@ class DeclaringHandle(_Handle):
                 f"state variable {name}: its schema is {schema!r}; it has to be a StructType or "
                 "DDL text such as 'count long'"
             )
+        fields = [field["name"] for field in resolved["fields"]]
+        if twice := sorted({field for field in fields if fields.count(field) > 1}):
+            raise BadInputError(
+                f"state variable {name}: its schema has several fields {', '.join(twice)}; "
+                "give each a name of its own"
+            )
         return resolved
 
 
