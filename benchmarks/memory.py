@@ -1,0 +1,73 @@
+"""How much memory Spark's Python workers use while a stream runs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+
+_INTERVAL_S = 0.2
+_DAEMON = "pyspark.daemon"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The peak of the worker that used most.
+
+    Attributes:
+        uss_bytes: its unique set size, with the pages of mapped files that only it has mapped.
+        anonymous_bytes: the part that no file backs, which the system cannot take back.
+    """
+
+    uss_bytes: int
+    anonymous_bytes: int
+
+
+class WorkerSampler:
+    """Samples the Python workers below this process while it is entered."""
+
+    def __init__(self) -> None:
+        self._uss_bytes = 0
+        self._anonymous_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def peak(self) -> WorkerMemory:
+        """Returns the highest samples so far."""
+        return WorkerMemory(self._uss_bytes, self._anonymous_bytes)
+
+    def __enter__(self) -> WorkerSampler:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_INTERVAL_S):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    self._sample(process)
+                except psutil.NoSuchProcess:
+                    continue
+
+    def _sample(self, process: psutil.Process) -> None:
+        parent = process.parent()
+        # The daemon's children are the workers; the daemon's own parent is Java.
+        if parent is None or not (_is_daemon(process) and _is_daemon(parent)):
+            return
+        used = process.memory_full_info()
+        self._uss_bytes = max(self._uss_bytes, used.uss)
+        self._anonymous_bytes = max(self._anonymous_bytes, used.rss - used.shared)
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    return _DAEMON in process.cmdline()

@@ -1,0 +1,171 @@
+"""One engine's stream over one workload, started again for every repetition."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import cairn
+from benchmarks.slow_s3 import SlowS3
+from benchmarks.source import SCHEMA
+from benchmarks.workloads import Engine, Kind, Workload
+from cairn.runtime.placement import route
+from cairn.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the streams of one run of the benchmark keep their things."""
+
+    directory: Path
+    metastore: str
+    s3: SlowS3
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One start of a stream, with intact local state, and its batches.
+
+    Attributes:
+        restart_ms: from building the plan to the end of the first batch.
+        first_batch_ms: the first batch, as Spark's progress tells it.
+        add_batch_ms: `durationMs.addBatch` of the batches after the first.
+        trigger_ms: `durationMs.triggerExecution` of the same.
+        files: state files that appeared in storage, over all batches.
+        checksum_files: how many of these are checksums that the local file system adds.
+        requests: what S3 was asked for after the plan was built, over all batches.
+        batches: how many batches there were, the first one too.
+    """
+
+    restart_ms: int
+    first_batch_ms: int
+    add_batch_ms: list[int]
+    trigger_ms: list[int]
+    files: int
+    checksum_files: int
+    requests: int
+    batches: int
+
+
+class Stream:
+    """One engine's stream, which goes on from its checkpoint whenever it is fed."""
+
+    def __init__(self, workload: Workload, engine: Engine, place: Place) -> None:
+        self.engine = engine
+        self._workload = workload
+        self._place = place
+        self._parallelism = engine.parallelism or workload.parallelism
+        self._directory = place.directory / engine.name
+        self._source = self._directory / "source"
+        self._checkpoint = self._directory / "checkpoint"
+        self._storage = self._directory / "storage"
+        for directory in (self._source, self._storage):
+            directory.mkdir(parents=True)
+
+    def run(self, session: SparkSession, files: Sequence[Path]) -> Repetition:
+        """Runs a batch for each file."""
+        repetition, _ = self._run(session, files, collect=False)
+        return repetition
+
+    def output(self, session: SparkSession, file: Path) -> pa.Table:
+        """Returns what one batch puts out, sorted by all columns."""
+        _, tables = self._run(session, [file], collect=True)
+        table = pa.concat_tables(tables)
+        return table.sort_by([(name, "ascending") for name in table.column_names])
+
+    def _run(
+        self, session: SparkSession, files: Sequence[Path], *, collect: bool
+    ) -> tuple[Repetition, list[pa.Table]]:
+        for file in files:
+            os.link(file, self._source / file.name)
+        session.conf.set("spark.sql.shuffle.partitions", str(self._parallelism))
+        self._place.s3.delay_ms = self.engine.delay_ms or 0
+        known = self._stored()
+        tables: list[pa.Table] = []
+        began_s = time.time()
+        stream = self._plan(session)
+        requests = self._place.s3.requests
+        writer = stream.writeStream.outputMode("update").trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        if collect:
+            query = writer.foreachBatch(lambda df, _: tables.append(df.toArrow())).start()
+        else:
+            query = writer.format("noop").start()
+        try:
+            query.awaitTermination()
+            progress = [found for found in query.recentProgress if found["numInputRows"]]
+        finally:
+            query.stop()
+            session.catalog.clearCache()  # the anchor of Cairn's plan; the next run has its own
+        if len(progress) != len(files):
+            raise RuntimeError(f"{self.engine.name}: {len(progress)} batches of {len(files)} files")
+        appeared = self._stored() - known
+        durations = [batch["durationMs"] for batch in progress]
+        first_ended_s = _time_s(progress[0]) + durations[0]["triggerExecution"] / 1000
+        return Repetition(
+            restart_ms=round((first_ended_s - began_s) * 1000),
+            first_batch_ms=durations[0]["triggerExecution"],
+            add_batch_ms=[batch["addBatch"] for batch in durations[1:]],
+            trigger_ms=[batch["triggerExecution"] for batch in durations[1:]],
+            files=len(appeared),
+            checksum_files=sum(path.name.endswith(".crc") for path in appeared),
+            requests=self._place.s3.requests - requests,
+            batches=len(progress),
+        ), tables
+
+    def _plan(self, session: SparkSession) -> DataFrame:
+        reader = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        rows = reader.parquet(str(self._source)).select(*self._workload.columns)
+        if self.engine.kind is Kind.FLOOR:
+            return _pass_through(rows, self._parallelism)
+        grouped = (
+            rows.groupBy("key")
+            if self.engine.kind is Kind.NATIVE
+            else self._job().groupBy(rows, "key")
+        )
+        transform = (
+            grouped.transformWithStateInPandas
+            if self._workload.in_pandas
+            else grouped.transformWithState
+        )
+        work = self._workload
+        return transform(work.processor(), work.output, "Update", work.time_mode)
+
+    def _job(self) -> cairn.Job:
+        slow = self.engine.delay_ms is not None
+        return cairn.Job(
+            f"{self._workload.name}-{self.engine.name}",
+            storage=self._place.s3.url if slow else str(self._storage),
+            metastore=self._place.metastore,
+            parallelism=self._parallelism,
+            options={"cairn.local-dir": str(self._directory / "local")},
+        )
+
+    def _stored(self) -> set[Path]:
+        """Returns the files that hold state, not those that hold offsets and commits."""
+        roots = (self._checkpoint / "state", self._storage)
+        return {path for root in roots for path in root.rglob("*") if path.is_file()}
+
+
+def _pass_through(rows: DataFrame, parallelism: int) -> DataFrame:
+    """Returns the rows by way of Cairn's plan with nothing in it: the least it can cost."""
+    names = rows.columns
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (batch.select(names) for batch in batches)
+
+    max_parallelism = Settings().max_parallelism
+    routed = route(rows, ("key",), parallelism=parallelism, max_parallelism=max_parallelism)
+    return routed.mapInArrow(run, rows.schema)
+
+
+def _time_s(progress: Any) -> float:  # noqa: ANN401 - PySpark's progress has no public type
+    return datetime.fromisoformat(progress["timestamp"]).timestamp()
