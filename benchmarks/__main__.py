@@ -1,8 +1,8 @@
 """`make bench`: Cairn beside Spark's own state store, on the same rows in the same run.
 
-python -m benchmarks [--workload NAME…] [--repetitions N] [--batches N] [--quick] [--json]
+python -m benchmarks [--workload NAME …] [--repetitions N] [--batches N] [--quick] [--json]
 
-The floor is Cairn's plan with a function that passes the rows through. Results go to build/bench.
+The floor is Cairn's plan with a function that passes the rows through. Results are in build/bench.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.report import plot, print_tables, to_json
-from benchmarks.runner import Result, WrongResultError, run_workload
-from benchmarks.session import ROOT
+from benchmarks.results import Result
+from benchmarks.runner import QUICK, Effort, WrongResultError, run_workload
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.streams import Place
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS
 from cairn.errors import CairnError
 from metastore.embedded import stop
 
-BUILD = ROOT / "build" / "bench"
-WORK = BUILD / "work"
-METASTORE = f"embedded:{WORK / 'metastore'}"
+FULL = Effort()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,37 +40,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         told.print(f"error: {error}", style="red", markup=False)
         return 1
     measured = json.dumps(to_json(results, load), indent=2) + "\n"
-    (BUILD / "result.json").write_text(measured)
-    (BUILD / "result.svg").write_text(plot(results))
+    (args.output / "result.json").write_text(measured)
+    (args.output / "result.svg").write_text(plot(results))
     if args.json:
         sys.stdout.write(measured)
     else:
         print_tables(results, Console())
-        told.print("Measurements: build/bench/result.json, plot: build/bench/result.svg")
+        told.print(f"Measurements and plot: {args.output}/result.json, result.svg", markup=False)
     return 0
 
 
 def _run(args: argparse.Namespace, told: Console) -> list[Result]:
-    if WORK.exists():
-        stop(METASTORE)
-        shutil.rmtree(WORK)
-    WORK.mkdir(parents=True)
-    workloads: list[Workload] = [w for w in WORKLOADS if w.name in args.workload]
+    work = args.output.absolute() / "work"
+    metastore = f"embedded:{work / 'metastore'}"
+    if work.exists():  # a run that was killed
+        stop(metastore)
+        shutil.rmtree(work)
+    work.mkdir(parents=True)
+    effort = QUICK if args.quick else Effort(FULL.warm_up_batches, args.repetitions, args.batches)
+    results = []
     with SlowS3() as s3:
         try:
-            return [
-                run_workload(
+            for workload in (one for one in WORKLOADS if one.name in args.workload):
+                result = run_workload(
                     workload.tiny() if args.quick else workload,
-                    Place(WORK / workload.name, METASTORE, s3),
-                    repetitions=1 if args.quick else args.repetitions,
-                    batches=1 if args.quick else args.batches,
-                    log=BUILD / "spark.log",
+                    Place(work / workload.name, metastore, s3),
+                    effort=effort,
+                    log=args.output / "spark.log",
                     tell=lambda line: told.print(line, markup=False, soft_wrap=True),
                 )
-                for workload in workloads
-            ]
+                results.append(result)
         finally:
-            stop(METASTORE)
+            stop(metastore)
+    shutil.rmtree(work)
+    return results
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -87,12 +89,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help=f"only these: {', '.join(names)}",
     )
-    parser.add_argument("--repetitions", type=_positive, default=5, help="default: 5")
     parser.add_argument(
-        "--batches", type=_positive, default=4, help="timed ones in a repetition; default: 4"
+        "--repetitions", type=_positive, default=FULL.repetitions, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--batches",
+        type=_positive,
+        default=FULL.batches,
+        help="timed ones in a repetition; default: %(default)s",
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, once: only to see that it runs"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/bench"), help="directory; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print the JSON, not the tables")
     return parser.parse_args(argv)

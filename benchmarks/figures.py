@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.runner import Result
-from benchmarks.streams import Repetition
+from benchmarks.results import Repetition, Result
 from benchmarks.workloads import (
     CAIRN,
     CAIRN_S3,
@@ -109,17 +108,15 @@ def targets(result: Result) -> Iterator[Target]:
         faster = ratio(native, cairn, _add_batch_ms)
         yield target("addBatch, native/Cairn", faster, work.faster_than_native, at_least=True)
         restart = ratio(cairn, native, lambda one: one.first_batch_ms)
-        yield target("first batch after a restart, Cairn/native", restart, 1, at_least=False)
+        yield target("restart, first batch, Cairn/native", restart, 1, at_least=False)
         files = ratio(native, cairn, _files)
-        yield target("files a batch, native/Cairn", files, FEWER_FILES, at_least=True)
+        yield target("files, native/Cairn", files, FEWER_FILES, at_least=True)
     if {cairn, floor} <= by_engine.keys() and work.above_floor is not None:
         above = ratio(cairn, floor, _add_batch_ms)
         yield target("addBatch, Cairn/floor", above, work.above_floor, at_least=False)
     if {NATIVE_200.name, cairn} <= by_engine.keys():
         files = ratio(NATIVE_200.name, cairn, _files)
-        yield target(
-            "files a batch, native at 200/Cairn", files, FEWER_FILES_THAN_200, at_least=True
-        )
+        yield target("files, native at 200/Cairn", files, FEWER_FILES_THAN_200, at_least=True)
     if {CAIRN_S3.name, CAIRN_SLOW_S3.name} <= by_engine.keys():
         slow, fast = by_engine[CAIRN_SLOW_S3.name], by_engine[CAIRN_S3.name]
         requests = [_requests(one) for one in slow]
@@ -128,7 +125,7 @@ def targets(result: Result) -> Iterator[Target]:
             (_add_batch_ms(one) - _add_batch_ms(other)) / REQUEST_DELAY_MS
             for one, other in zip(slow, fast, strict=True)
         ]
-        what = f"added addBatch, in round trips of {REQUEST_DELAY_MS} ms"
+        what = f"time added by S3 / {REQUEST_DELAY_MS} ms"
         yield target(what, added, MOST_ROUND_TRIPS, at_least=False)
 
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from types import TracebackType
 
 import psutil
 
+from benchmarks.results import WorkerMemory
+
 _INTERVAL_S = 0.2
 _DAEMON = "pyspark.daemon"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """The peak of the worker that used most.
-
-    Attributes:
-        uss_bytes: its unique set size, with the pages of mapped files that only it has mapped.
-        anonymous_bytes: the part that no file backs, which the system cannot take back.
-    """
-
-    uss_bytes: int
-    anonymous_bytes: int
 
 
 class WorkerSampler:

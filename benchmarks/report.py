@@ -10,11 +10,12 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pyspark
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import Figures, Spread, figures, targets
-from benchmarks.runner import Result
+from benchmarks.figures import Figures, figures, targets
+from benchmarks.results import Result
 from benchmarks.session import HEAP, MASTER
 
 _COLOURS = {"native": "#8a8a8a", "cairn": "#2a6fb0", "floor": "#c9d8e6"}
@@ -61,40 +62,48 @@ def to_json(results: Sequence[Result], load: float) -> dict[str, Any]:
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
-    """Prints the figures, the memory and the targets."""
-    console.print(_figures_table(results))
+    """Prints the times, the counts, the memory and the targets."""
+    console.print(_times_table(results))
+    console.print(_counts_table(results))
     if any(result.memory for result in results):
         console.print(_memory_table(results))
     console.print(_targets_table(results))
 
 
-def _figures_table(results: Sequence[Result]) -> Table:
-    table = Table(title="Medians over repetitions (lowest to highest); times in ms, counts a batch")
-    for column in ("workload", "engine"):
-        table.add_column(column)
-    for column in ("addBatch", "trigger", "first batch", "restart", "files", ".crc", "requests"):
+def _times_table(results: Sequence[Result]) -> Table:
+    table = _table("Times in ms: medians over repetitions", "workload", "engine")
+    for column in ("addBatch", "lowest–highest", "trigger", "first batch", "restart"):
         table.add_column(column, justify="right")
     for result in results:
         for one in figures(result):
             table.add_row(
                 one.workload,
                 one.engine,
-                _ms(one.add_batch_ms),
-                _ms(one.trigger_ms),
-                _ms(one.first_batch_ms),
-                _ms(one.restart_ms),
-                f"{one.files.median:.1f}",
-                f"{one.checksum_files.median:.1f}",
-                f"{one.requests.median:.1f}",
+                f"{one.add_batch_ms.median:.0f}",
+                f"{one.add_batch_ms.lowest:.0f}–{one.add_batch_ms.highest:.0f}",
+                f"{one.trigger_ms.median:.0f}",
+                f"{one.first_batch_ms.median:.0f}",
+                f"{one.restart_ms.median:.0f}",
             )
         table.add_section()
     return table
 
 
+def _counts_table(results: Sequence[Result]) -> Table:
+    table = _table("A batch: state files created, S3 requests", "workload", "engine")
+    for column in ("files", "and .crc files", "requests"):
+        table.add_column(column, justify="right")
+    for result in results:
+        for one in figures(result):
+            counts = (one.files, one.checksum_files, one.requests)
+            table.add_row(one.workload, one.engine, *(f"{count.median:.1f}" for count in counts))
+        table.add_section()
+    return table
+
+
 def _memory_table(results: Sequence[Result]) -> Table:
-    table = Table(title="Peak memory of the largest Python worker, in MB")
-    for column in ("workload", "engine"):
-        table.add_column(column)
+    title = "Peak memory of the largest Python worker in MB"
+    table = _table(title, "workload", "engine")
     for column in ("unique set size", "not backed by files"):
         table.add_column(column, justify="right")
     for result in results:
@@ -109,10 +118,8 @@ def _memory_table(results: Sequence[Result]) -> Table:
 
 
 def _targets_table(results: Sequence[Result]) -> Table:
-    table = Table(title="Targets")
-    for column in ("workload", "comparison"):
-        table.add_column(column)
-    for column in ("median (lowest to highest)", "target"):
+    table = _table("Targets: medians over repetitions", "workload", "comparison")
+    for column in ("median", "lowest–highest", "target"):
         table.add_column(column, justify="right")
     table.add_column("")
     for result in results:
@@ -121,7 +128,8 @@ def _targets_table(results: Sequence[Result]) -> Table:
             table.add_row(
                 target.workload,
                 target.what,
-                f"{spread.median:.2f} ({spread.lowest:.2f} to {spread.highest:.2f})",
+                f"{spread.median:.2f}",
+                f"{spread.lowest:.2f}–{spread.highest:.2f}",
                 f"{'≥' if target.at_least else '≤'} {target.bound:g}",
                 "[green]ok" if target.met else "[red]missed",
             )
@@ -129,8 +137,11 @@ def _targets_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def _ms(spread: Spread) -> str:
-    return f"{spread.median:.0f} ({spread.lowest:.0f} to {spread.highest:.0f})"
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column)
+    return table
 
 
 def plot(results: Sequence[Result]) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from benchmarks.memory import WorkerMemory, WorkerSampler
+from benchmarks.memory import WorkerSampler
+from benchmarks.results import Result, WorkerMemory
 from benchmarks.session import spark_session
 from benchmarks.source import Source
-from benchmarks.streams import Place, Repetition, Stream
+from benchmarks.streams import Place, Stream
 from benchmarks.workloads import Kind, Workload
 
-WARM_UP_BATCHES = 4
 MEMORY_BATCHES = 3
 
 
@@ -25,27 +25,30 @@ class WrongResultError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What was measured on one workload, by engine name."""
+class Effort:
+    """How often a workload is run: more gives a narrower spread."""
 
-    workload: Workload
-    repetitions: dict[str, list[Repetition]]
-    memory: dict[str, WorkerMemory] = field(default_factory=dict)
+    warm_up_batches: int = 4
+    repetitions: int = 5
+    batches: int = 4
+    """Timed ones in a repetition."""
+
+
+QUICK = Effort(warm_up_batches=1, repetitions=1, batches=1)
 
 
 def run_workload(
     workload: Workload,
     place: Place,
     *,
-    repetitions: int,
-    batches: int,
+    effort: Effort,
     log: Path,
     tell: Callable[[str], None],
 ) -> Result:
     """Returns the measurements of a workload.
 
     A repetition restarts the stream of each engine in turn, for one batch that is counted as the
-    restart and `batches` that are timed. The order rotates. What the streams wrote is removed.
+    restart and then those that are timed. The order rotates. What the streams wrote is removed.
 
     Raises:
         WrongResultError: the engines do not agree on a further batch.
@@ -53,15 +56,14 @@ def run_workload(
     source = Source(workload, place.directory / "input")
     streams = [Stream(workload, engine, place) for engine in workload.engines]
     result = Result(workload, {stream.engine.name: [] for stream in streams})
-    if workload.once:
-        repetitions = 1
+    repetitions = 1 if workload.once else effort.repetitions
     with spark_session(log) as session:
         tell(f"{workload.name}: preload and warm-up")
-        files = source.preload() + source.batches(WARM_UP_BATCHES)
+        files = source.preload() + source.batches(effort.warm_up_batches)
         for stream in streams:
             stream.run(session, files)
         for repetition in range(repetitions):
-            files = source.batches(1 + batches)
+            files = source.batches(1 + effort.batches)
             shift = repetition % len(streams)
             for stream in streams[shift:] + streams[:shift]:
                 result.repetitions[stream.engine.name].append(stream.run(session, files))

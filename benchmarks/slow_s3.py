@@ -15,7 +15,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 _BUCKET = "bench"
-_ENVIRONMENT = {
+_SET = {
     "AWS_ACCESS_KEY_ID": "bench",
     "AWS_SECRET_ACCESS_KEY": "bench",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -37,6 +37,7 @@ class SlowS3:
         self.delay_ms = 0
         self.requests = 0
         self._counting = threading.Lock()
+        self._environment: dict[str, str] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet
@@ -49,10 +50,10 @@ class SlowS3:
 
     def __enter__(self) -> SlowS3:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{self._server.port}"
+        self._environment = dict(os.environ)
         for name in _REMOVED:
             os.environ.pop(name, None)
-        os.environ.update(_ENVIRONMENT, AWS_ENDPOINT_URL=endpoint)
+        os.environ.update(_SET, AWS_ENDPOINT_URL=f"http://127.0.0.1:{self._server.port}")
         client = boto3.Session().client("s3", config=Config(s3={"addressing_style": "path"}))
         client.create_bucket(Bucket=_BUCKET)
         client.close()
@@ -66,6 +67,8 @@ class SlowS3:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+        os.environ.clear()
+        os.environ.update(self._environment)
 
     def _answer(
         self, environ: dict[str, Any], start_response: Callable[..., Any]

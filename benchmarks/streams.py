@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import cairn
+from benchmarks.results import Repetition
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
@@ -28,31 +29,6 @@ class Place:
     directory: Path
     metastore: str
     s3: SlowS3
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """One start of a stream, with intact local state, and its batches.
-
-    Attributes:
-        restart_ms: from building the plan to the end of the first batch.
-        first_batch_ms: the first batch, as Spark's progress tells it.
-        add_batch_ms: `durationMs.addBatch` of the batches after the first.
-        trigger_ms: `durationMs.triggerExecution` of the same.
-        files: state files that appeared in storage, over all batches.
-        checksum_files: how many of these are checksums that the local file system adds.
-        requests: what S3 was asked for after the plan was built, over all batches.
-        batches: how many batches there were, the first one too.
-    """
-
-    restart_ms: int
-    first_batch_ms: int
-    add_batch_ms: list[int]
-    trigger_ms: list[int]
-    files: int
-    checksum_files: int
-    requests: int
-    batches: int
 
 
 class Stream:

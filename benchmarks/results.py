@@ -1,0 +1,54 @@
+"""What the benchmark measures, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from benchmarks.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One start of a stream, with intact local state, and its batches.
+
+    Attributes:
+        restart_ms: from building the plan to the end of the first batch.
+        first_batch_ms: the first batch, as Spark's progress tells it.
+        add_batch_ms: `durationMs.addBatch` of the batches after the first.
+        trigger_ms: `durationMs.triggerExecution` of the same.
+        files: state files that appeared in storage, over all batches.
+        checksum_files: how many of these are checksums that the local file system adds.
+        requests: what S3 was asked for after the plan was built, over all batches.
+        batches: how many batches there were, the first one too.
+    """
+
+    restart_ms: int
+    first_batch_ms: int
+    add_batch_ms: list[int]
+    trigger_ms: list[int]
+    files: int
+    checksum_files: int
+    requests: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The peak of the worker that used most.
+
+    Attributes:
+        uss_bytes: its unique set size, with the pages of mapped files that only it has mapped.
+        anonymous_bytes: the part that no file backs, which the system cannot take back.
+    """
+
+    uss_bytes: int
+    anonymous_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured on one workload, by engine name."""
+
+    workload: Workload
+    repetitions: dict[str, list[Repetition]]
+    memory: dict[str, WorkerMemory] = field(default_factory=dict)
