@@ -11,6 +11,7 @@ from benchmarks.results import WorkerMemory
 
 _INTERVAL_S = 0.2
 _DAEMON = "pyspark.daemon"
+_LMDB_FILE = "/data.mdb"
 
 
 class WorkerSampler:
@@ -18,13 +19,13 @@ class WorkerSampler:
 
     def __init__(self) -> None:
         self._uss_bytes = 0
-        self._anonymous_bytes = 0
+        self._without_lmdb_bytes = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def peak(self) -> WorkerMemory:
         """Returns the highest samples so far."""
-        return WorkerMemory(self._uss_bytes, self._anonymous_bytes)
+        return WorkerMemory(self._uss_bytes, self._without_lmdb_bytes)
 
     def __enter__(self) -> WorkerSampler:
         self._thread.start()
@@ -52,9 +53,14 @@ class WorkerSampler:
         # The daemon's children are the workers; the daemon's own parent is Java.
         if parent is None or not (_is_daemon(process) and _is_daemon(parent)):
             return
-        used = process.memory_full_info()
-        self._uss_bytes = max(self._uss_bytes, used.uss)
-        self._anonymous_bytes = max(self._anonymous_bytes, used.rss - used.shared)
+        private = [
+            (mapping.path, mapping.private_clean + mapping.private_dirty)
+            for mapping in process.memory_maps(grouped=True)
+        ]
+        uss_bytes = sum(size_bytes for _, size_bytes in private)
+        lmdb_bytes = sum(size_bytes for path, size_bytes in private if path.endswith(_LMDB_FILE))
+        self._uss_bytes = max(self._uss_bytes, uss_bytes)
+        self._without_lmdb_bytes = max(self._without_lmdb_bytes, uss_bytes - lmdb_bytes)
 
 
 def _is_daemon(process: psutil.Process) -> bool:

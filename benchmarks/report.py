@@ -104,7 +104,7 @@ def _counts_table(results: Sequence[Result]) -> Table:
 def _memory_table(results: Sequence[Result]) -> Table:
     title = "Peak memory of the largest Python worker in MB"
     table = _table(title, "workload", "engine")
-    for column in ("unique set size", "not backed by files"):
+    for column in ("unique set size", "without LMDB's file"):
         table.add_column(column, justify="right")
     for result in results:
         for engine, used in result.memory.items():
@@ -112,7 +112,7 @@ def _memory_table(results: Sequence[Result]) -> Table:
                 result.workload.name,
                 engine,
                 f"{used.uss_bytes / _MB:.0f}",
-                f"{used.anonymous_bytes / _MB:.0f}",
+                f"{used.without_lmdb_bytes / _MB:.0f}",
             )
     return table
 

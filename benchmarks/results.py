@@ -37,12 +37,12 @@ class WorkerMemory:
     """The peak of the worker that used most.
 
     Attributes:
-        uss_bytes: its unique set size, with the pages of mapped files that only it has mapped.
-        anonymous_bytes: the part that no file backs, which the system cannot take back.
+        uss_bytes: its unique set size: the pages that it alone has mapped.
+        without_lmdb_bytes: the same without the pages of LMDB's file, which the system can drop.
     """
 
     uss_bytes: int
-    anonymous_bytes: int
+    without_lmdb_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
