@@ -11,6 +11,7 @@ import platformdirs
 
 from cairn.errors import BadInputError
 
+_UNIT_BYTES = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _UNIT_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -23,7 +24,9 @@ class Settings:
     materialize_enabled: bool = True
     materialize_interval_ms: int = 600_000
     materialize_max_failures: int = 3
-    persist_delay_ms: int = 10
+    persist_delay_ms: int = 100
+    heartbeat_enabled: bool = False
+    task_memory_bytes: int = 128 << 20
     metastore_timeout_ms: int = 60_000
     local_dir: str = platformdirs.user_cache_dir("cairn")
 
@@ -48,12 +51,14 @@ class Settings:
         return cls(**values)  # type: ignore[arg-type]
 
     def to_options(self) -> dict[str, object]:
-        """Returns the settings by option key, durations in ms as `'N ms'`."""
+        """Returns the settings by option key, durations as `'N ms'` and sizes as `'N b'`."""
         names = {field: key for key, (field, _, _) in OPTIONS.items()}
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        units = {"ms": " ms", "bytes": " b"}
         return {
-            names[name]: f"{value} ms" if name.endswith("_ms") else value
-            for name, value in values.items()
+            names[f.name]: f"{value}{unit}" if unit else value
+            for f in fields(self)
+            for value in [getattr(self, f.name)]
+            for unit in [units.get(f.name.rsplit("_", 1)[1])]
         }
 
 
@@ -63,6 +68,24 @@ def parse_duration_ms(value: object) -> int:
     if match is None:
         raise ValueError(f"not a duration: {value!r}")
     return int(match[1]) * _UNIT_MS[match[2]]
+
+
+def parse_size_bytes(value: object) -> int:
+    """Returns bytes for text such as `'128 mb'`, `'64 kb'`, `'1 gb'`."""
+    match = re.fullmatch(r"\s*(\d+)\s*(b|kb|mb|gb)\s*", str(value).lower())
+    if match is None:
+        raise ValueError(f"not a size: {value!r}")
+    return int(match[1]) * _UNIT_BYTES[match[2]]
+
+
+def _size_bytes(lowest_bytes: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        size_bytes = parse_size_bytes(value)
+        if size_bytes < lowest_bytes:
+            raise ValueError(size_bytes)
+        return size_bytes
+
+    return parse
 
 
 def _whole(lowest: int, highest: int) -> Callable[[object], int]:
@@ -123,6 +146,12 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         "1 to 1000",
     ),
     "cairn.changelog.dstl.batch.persist-delay": ("persist_delay_ms", _duration_ms(0), _DURATION),
+    "cairn.heartbeat.enabled": ("heartbeat_enabled", _switch, "true or false"),
+    "cairn.task.memory-size": (
+        "task_memory_bytes",
+        _size_bytes(1 << 10),
+        "a size such as '64 mb', '1 gb', at least 1 kb",
+    ),
     "cairn.metastore.timeout": (
         "metastore_timeout_ms",
         _duration_ms(1000),

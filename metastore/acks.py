@@ -38,6 +38,9 @@ class Ack:
     input_rows: int
     restore_ms: int
     segment: SegmentHandle | None
+    late_rows: int = 0
+    max_event_ms: tuple[int | None, ...] = ()
+    """Latest event time in its rows by input, in ms since 1970; None: no row of that input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,17 @@ def intend_file(
             path=path,
             scope=scope,
         )
+        .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
+    )
+
+
+def intend_initial_rows(
+    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
+) -> None:
+    """Records that a file of initial state rows is about to be written, before its run begins."""
+    connection.execute(
+        insert(PhysicalFile)
+        .values(file_id=UUID(file_id), job_id=job_id, epoch=epoch, path=path, scope=scope)
         .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
     )
 
@@ -249,6 +263,8 @@ def _record_acks(
             "tm_id": tm_id,
             "segment_id": UUID(ack.segment.segment_id) if ack.segment else None,
             "input_rows": ack.input_rows,
+            "late_rows": ack.late_rows,
+            "max_event_ms": list(ack.max_event_ms),
             "restore_ms": ack.restore_ms,
         }
         for ack in acks
@@ -264,6 +280,8 @@ def _record_acks(
                 "tm_id": given.tm_id,
                 "segment_id": given.segment_id,
                 "input_rows": given.input_rows,
+                "late_rows": given.late_rows,
+                "max_event_ms": given.max_event_ms,
                 "restore_ms": given.restore_ms,
                 "acked_at": func.now(),
             },

@@ -34,6 +34,7 @@ from metastore.models import (
     SubtaskAck,
 )
 from metastore.runs import refuse_second_query
+from metastore.times import next_times, times_of
 
 OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
 
@@ -79,11 +80,18 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class BatchStart:
-    """What a task needs to begin: its checkpoint, the parent (None: no state yet), and the time."""
+    """What a task needs to begin: its checkpoint, the parent (None: no state yet), and the times.
+
+    Processing time and watermark are those that processors see, in ms since 1970. Rows at or
+    before `late_watermark_ms`, the parent's watermark, are late, as in Spark.
+    """
 
     checkpoint_id: int
     parent: Parent | None
     clock: Clock
+    processing_ms: int
+    watermark_ms: int
+    late_watermark_ms: int
 
 
 def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
@@ -121,8 +129,15 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
             job=batch.job,
             checkpoint=found.checkpoint_id,
         )
-    parent = None if parent_id is None else _parent(connection, batch.job_id, parent_id)
-    return BatchStart(checkpoint_id, parent, _clock(connection, batch))
+    times = times_of(connection, batch.job_id, checkpoint_id)
+    return BatchStart(
+        checkpoint_id,
+        None if parent_id is None else _parent(connection, batch.job_id, parent_id),
+        _clock(connection, batch),
+        times.processing_ms,
+        times.watermark_ms,
+        times_of(connection, batch.job_id, parent_id).watermark_ms,
+    )
 
 
 def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
@@ -203,12 +218,13 @@ def _open_checkpoint(
         .where(Job.job_id == batch.job_id)
         .values(current_epoch=batch.epoch, next_checkpoint_id=checkpoint_id + 1)
     )
-    parallelism = connection.execute(
+    run = connection.execute(
         update(Run)
         .where(Run.job_id == batch.job_id, Run.epoch == batch.epoch)
         .values(started_at=func.coalesce(Run.started_at, func.now()), query_id=batch.query_id)
-        .returning(Run.parallelism)
-    ).scalar_one()
+        .returning(Run.__table__)
+    ).one()
+    times = next_times(connection, run, batch.query_id, batch.batch_id, parent_id)
     connection.execute(
         insert(Checkpoint).values(
             job_id=batch.job_id,
@@ -216,8 +232,11 @@ def _open_checkpoint(
             epoch=batch.epoch,
             query_id=batch.query_id,
             batch_id=batch.batch_id,
-            parallelism=parallelism,
+            parallelism=run.parallelism,
             parent_checkpoint=parent_id,
+            processing_ms=times.processing_ms,
+            watermark_ms=times.watermark_ms,
+            max_event_ms=times.max_event_ms,
         )
     )
     return checkpoint_id

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     CheckConstraint,
     DateTime,
@@ -119,6 +120,8 @@ class Base(DeclarativeBase):
         datetime: DateTime(timezone=True),
         dict[str, Any]: JSONB(),
         Range[int]: INT4RANGE(),
+        list[int]: ARRAY(BigInteger),
+        list[int | None]: ARRAY(BigInteger),
     }
 
 
@@ -134,6 +137,8 @@ class Job(Base):
     max_parallelism: Mapped[int]
     num_retained: Mapped[int]
     key_schema: Mapped[dict[str, Any]]
+    time_mode: Mapped[str | None]
+    """What timers and TTL go by: none, processingtime, eventtime."""
     query_id: Mapped[str | None]
     """Spark's query; bound by the first acknowledgement."""
     current_epoch: Mapped[int] = mapped_column(server_default="0")
@@ -151,6 +156,10 @@ class Run(Base):
     run_id: Mapped[UUID] = mapped_column(unique=True)
     parallelism: Mapped[int]
     query_id: Mapped[str | None]
+    watermark_delays_ms: Mapped[list[int]] = mapped_column(server_default="{}")
+    """Of `withWatermark`, by input; empty: no event time, or that of `watermark_job_id`."""
+    watermark_job_id: Mapped[str | None]
+    """The job upstream in the same query whose watermark this one follows."""
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     """When its first batch began."""
@@ -160,13 +169,26 @@ class StateVariable(Base):
     """One row per state variable of a job; the id is its place in binary keys, for ever."""
 
     __tablename__ = "state_variables"
-    __table_args__ = (UniqueConstraint("job_id", "name"), _one_of("kind", StateKind))
+    __table_args__ = (
+        Index(
+            "uq_state_variables__name",
+            "job_id",
+            "name",
+            unique=True,
+            postgresql_where=text("dropped_at IS NULL"),
+        ),
+        _one_of("kind", StateKind),
+    )
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
     state_id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
     name: Mapped[str]
     kind: Mapped[StateKind] = mapped_column(_enum(StateKind))
     value_schema: Mapped[dict[str, Any]]
+    """The layout of stored values: fields keep their place, new ones are added at the end."""
     user_key_schema: Mapped[dict[str, Any] | None]
+    has_ttl: Mapped[bool] = mapped_column(server_default="false")
+    dropped_at: Mapped[datetime | None]
+    """When a run called `deleteIfExists` of it; its entries go with that run's batches."""
 
 
 class Checkpoint(Base):
@@ -193,6 +215,12 @@ class Checkpoint(Base):
     parallelism: Mapped[int]
     parent_checkpoint: Mapped[int | None]
     """The checkpoint whose state this one starts from; null: from nothing."""
+    processing_ms: Mapped[int] = mapped_column(server_default="0")
+    """The batch's processing time, ms since 1970; the same when the batch runs again."""
+    watermark_ms: Mapped[int] = mapped_column(server_default="0")
+    """Event time that the batch's timers have reached, ms since 1970; never goes back."""
+    max_event_ms: Mapped[list[int | None]] = mapped_column(server_default="{}")
+    """Latest event time by input, of all batches before this one."""
     status: Mapped[CheckpointStatus] = mapped_column(
         _enum(CheckpointStatus), server_default=CheckpointStatus.IN_PROGRESS
     )
@@ -296,6 +324,10 @@ class SubtaskAck(Base):
     segment_id: Mapped[UUID | None] = mapped_column(ForeignKey(Segment.segment_id))
     """Null: the subtask changed nothing."""
     input_rows: Mapped[int]
+    late_rows: Mapped[int] = mapped_column(server_default="0")
+    """Rows dropped because the watermark had passed them; part of `input_rows`."""
+    max_event_ms: Mapped[list[int | None]] = mapped_column(server_default="{}")
+    """Latest event time in the subtask's rows, by input."""
     restore_ms: Mapped[int]
     """How long the subtask took to bring its local state to the parent."""
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -13,7 +13,8 @@ from sqlalchemy.dialects.postgresql import insert
 from cairn.errors import BadInputError, RefusedError
 from cairn.layout import new_job_id
 from cairn.state.handle import StateDeclaration
-from metastore.models import Job, Run, StateKind, StateVariable
+from metastore.models import Checkpoint, CheckpointStatus, Job, Run
+from metastore.states import columns, describe, dropped_state_ids, register_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,25 @@ class Registration:
     key_schema: Mapping[str, Any]
     states: Sequence[StateDeclaration]
     deleted_states: Collection[str] = ()
+    time_mode: str = "none"
+    watermark_delays_ms: Sequence[int] = ()
+    """Of `withWatermark`, by input of the operator; none without event time."""
+    watermark_job_id: str | None = None
+    """The job upstream whose watermark counts, instead of delays of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRun:
-    """What the metastore answers: ids that the run's tasks carry. `state_ids` is by name."""
+    """What the metastore answers: ids that the run's tasks carry. `state_ids` is by name.
+
+    `has_state` tells whether Spark has committed a batch of the job, whose state goes on.
+    """
 
     job_id: str
     epoch: int
     state_ids: Mapping[str, int]
+    dropped_state_ids: tuple[int, ...] = ()
+    has_state: bool = False
 
 
 def register_run(connection: Connection, registration: Registration) -> RegisteredRun:
@@ -62,14 +73,28 @@ def register_run(connection: Connection, registration: Registration) -> Register
         select(Job.__table__).where(Job.name == registration.job).with_for_update()
     ).one()
     _check_unchanged(registration, job)
-    state_ids = _register_states(connection, job.job_id, registration)
-    if job.num_retained != registration.num_retained:
-        connection.execute(
-            update(Job)
-            .where(Job.job_id == job.job_id)
-            .values(num_retained=registration.num_retained)
-        )
-    return RegisteredRun(job.job_id, _epoch(connection, job.job_id, registration), state_ids)
+    state_ids = register_states(
+        connection, job.job_id, registration.job, registration.states, registration.deleted_states
+    )
+    connection.execute(
+        update(Job)
+        .where(Job.job_id == job.job_id)
+        .values(num_retained=registration.num_retained, time_mode=registration.time_mode)
+    )
+    return RegisteredRun(
+        job.job_id,
+        _epoch(connection, job.job_id, registration),
+        state_ids,
+        dropped_state_ids(connection, job.job_id),
+        _has_state(connection, job.job_id),
+    )
+
+
+def _has_state(connection: Connection, job_id: str) -> bool:
+    of_job = select(Checkpoint.checkpoint_id).where(
+        Checkpoint.job_id == job_id, Checkpoint.status == CheckpointStatus.CONFIRMED
+    )
+    return bool(connection.scalar(select(of_job.exists())))
 
 
 def _epoch(connection: Connection, job_id: str, registration: Registration) -> int:
@@ -84,6 +109,8 @@ def _epoch(connection: Connection, job_id: str, registration: Registration) -> i
             epoch=newest.scalar_subquery(),
             run_id=registration.run_id,
             parallelism=registration.parallelism,
+            watermark_delays_ms=list(registration.watermark_delays_ms),
+            watermark_job_id=registration.watermark_job_id,
         )
         .returning(Run.epoch)
     ).scalar_one()
@@ -93,8 +120,9 @@ def _check_unchanged(registration: Registration, job: Row[*tuple[Any, ...]]) -> 
     for what, given, known in (
         ("storage", registration.storage, job.storage),
         ("cairn.max-parallelism", registration.max_parallelism, job.max_parallelism),
+        ("timeMode", registration.time_mode, job.time_mode),
     ):
-        if given != known:
+        if known is not None and given != known:
             raise BadInputError(
                 f"{what} is {given!r}, but the job's state was made with {known!r}. "
                 "Start it with that, or give the new query a job name of its own",
@@ -107,62 +135,6 @@ def _check_unchanged(registration: Registration, job: Row[*tuple[Any, ...]]) -> 
             "name of its own",
             job=registration.job,
         )
-
-
-def _register_states(
-    connection: Connection, job_id: str, registration: Registration
-) -> dict[str, int]:
-    rows = connection.execute(
-        select(StateVariable.__table__).where(StateVariable.job_id == job_id)
-    ).all()
-    known = {row.name: row for row in rows}
-    ids = {name: row.state_id for name, row in known.items()}
-    if doomed := sorted(known.keys() & set(registration.deleted_states)):
-        raise BadInputError(
-            f"deleteIfExists of {', '.join(doomed)}: the job has state of that name, and this "
-            "version cannot delete a state variable. Leave the call out; the state stays unused",
-            job=registration.job,
-        )
-    for state in registration.states:
-        if state.name in known:
-            _check_state(registration.job, state, known[state.name])
-            continue
-        ids[state.name] = max(ids.values(), default=0) + 1
-        connection.execute(
-            insert(StateVariable).values(
-                job_id=job_id,
-                state_id=ids[state.name],
-                name=state.name,
-                kind=StateKind(state.kind),
-                value_schema=state.value_schema,
-                user_key_schema=state.user_key_schema,
-            )
-        )
-    return ids
-
-
-def _check_state(job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]) -> None:
-    given = (state.kind, columns(state.value_schema), columns(state.user_key_schema))
-    before = (known.kind.value, columns(known.value_schema), columns(known.user_key_schema))
-    if given != before:
-        raise BadInputError(
-            f"state variable {state.name!r} is a {state.kind} of {describe(state.value_schema)}, "
-            f"but the job's state was made with a {known.kind.value} of "
-            f"{describe(known.value_schema)}. Keep the schema, or use a new variable name",
-            job=job,
-        )
-
-
-def columns(schema: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None:
-    """Returns what must stay the same of a schema: names and types, not nullability."""
-    if schema is None:
-        return None
-    return [(field["name"], field["type"]) for field in schema["fields"]]
-
-
-def describe(schema: Mapping[str, Any]) -> str:
-    """Returns a schema in words, such as `word string, window long`."""
-    return ", ".join(f"{name} {kind}" for name, kind in columns(schema) or [])
 
 
 def refuse_second_query(job: str, first: str, second: str) -> RefusedError:

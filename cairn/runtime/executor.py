@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cairn.errors import FencedError, StorageError
-from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.plan import RunPlan
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.engine import run_transaction
 
@@ -32,7 +32,7 @@ class TaskManager:
         executor_root: a path that is the executor's own, the same for all its tasks.
     """
 
-    def __init__(self, plan: OperatorPlan, executor_root: str) -> None:
+    def __init__(self, plan: RunPlan, executor_root: str) -> None:
         # The run's id too: a metastore restored from a backup gives the same epochs again.
         digest = hashlib.sha256(f"{executor_root} {plan.run_id}".encode()).hexdigest()[:12]
         self.plan = plan
@@ -54,9 +54,9 @@ class TaskManager:
         """Returns where a subtask keeps its LMDB environment; it outlives runs."""
         return self.job_directory / f"subtask-{subtask}-{self.plan.parallelism}"
 
-    def spool_file(self, checkpoint_id: int, attempt_id: str) -> Path:
-        """Returns where an attempt keeps its changelog segment until the next batch."""
-        return self.directory / "spool" / f"{checkpoint_id}-{attempt_id}.seg"
+    def spool_file(self, checkpoint_id: int, attempt_id: str, subtask: int) -> Path:
+        """Returns where an attempt keeps a subtask's changelog segment until the next batch."""
+        return self.directory / "spool" / f"{checkpoint_id}-{attempt_id}-{subtask}.seg"
 
     def begin(self, batch: BatchRef) -> BatchStart:
         """Returns the batch's start: one transaction per executor, then a file."""

@@ -30,18 +30,27 @@ _POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One subtask's wish to be acknowledged. `size_bytes` is 0 if it changed nothing."""
+class SubtaskPart:
+    """What one subtask did in an attempt. `size_bytes` is 0 if it changed nothing."""
 
-    checkpoint_id: int
     subtask: int
-    attempt_id: str
-    task_attempt: int
     input_rows: int
+    late_rows: int
+    max_event_ms: tuple[int | None, ...]
     restore_ms: int
     size_bytes: int
     sha256: str
     entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One task's wish that its subtasks be acknowledged."""
+
+    checkpoint_id: int
+    attempt_id: str
+    task_attempt: int
+    parts: tuple[SubtaskPart, ...]
 
 
 class Running:
@@ -74,8 +83,8 @@ def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: R
             return
         if not asked.exists():
             raise FencedError(
-                f"the request of subtask {request.subtask} was removed before it was committed: a "
-                "newer run or batch has begun here",
+                "the task's request was removed before it was committed: a newer run or batch has "
+                "begun here",
                 job=batch.job,
                 checkpoint=request.checkpoint_id,
             )
@@ -102,7 +111,7 @@ def _waiting(manager: TaskManager, checkpoint_id: int) -> list[Request]:
         for file in files
         if file.suffix != ".draft"
     ]
-    return sorted(requests, key=lambda request: (request.subtask, request.task_attempt))
+    return sorted(requests, key=lambda request: request.task_attempt)
 
 
 def _wait_for_others(manager: TaskManager, checkpoint_id: int) -> None:
@@ -135,12 +144,18 @@ def _commit_all(
 ) -> None:
     plan = manager.plan
     checkpoint_id = requests[0].checkpoint_id
-    with_bytes = [request for request in requests if request.size_bytes]
-    file = _write_file(manager, store, batch, with_bytes) if with_bytes else None
+    parts = [(request, part) for request in requests for part in request.parts]
+    parts.sort(key=lambda pair: pair[1].subtask)
+    spooled = [
+        manager.spool_file(checkpoint_id, request.attempt_id, part.subtask)
+        for request, part in parts
+        if part.size_bytes
+    ]
+    file = _write_file(manager, store, batch, spooled) if spooled else None
     acks, offset = [], 0
-    for request in requests:
-        acks.append(_ack(manager, request, offset, file[1] if file else ""))
-        offset += request.size_bytes
+    for request, part in parts:
+        acks.append(_ack(manager, request, part, offset, file[1] if file else ""))
+        offset += part.size_bytes
     run_transaction(
         plan.metastore_url,
         lambda connection: acknowledge(
@@ -157,7 +172,7 @@ def _commit_all(
 
 
 def _write_file(
-    manager: TaskManager, store: ObjectStore, batch: BatchRef, requests: Sequence[Request]
+    manager: TaskManager, store: ObjectStore, batch: BatchRef, spooled: Sequence[Path]
 ) -> tuple[WrittenFile, str]:
     file_id = str(uuid.uuid4())
     path = task_manager_file(batch.job_id, manager.tm_id, file_id)
@@ -167,31 +182,33 @@ def _write_file(
         timeout_ms=manager.plan.settings.metastore_timeout_ms,
         what=f"record the write of {path}",
     )
-    parts = [manager.spool_file(r.checkpoint_id, r.attempt_id).read_bytes() for r in requests]
-    store.put(path, parts)
-    return WrittenFile(file_id, sum(map(len, parts))), path
+    segments = [file.read_bytes() for file in spooled]
+    store.put(path, segments)
+    return WrittenFile(file_id, sum(map(len, segments))), path
 
 
-def _ack(manager: TaskManager, request: Request, offset: int, path: str) -> Ack:
+def _ack(manager: TaskManager, request: Request, part: SubtaskPart, offset: int, path: str) -> Ack:
     segment = None
-    if request.size_bytes:
+    if part.size_bytes:
         segment = SegmentHandle(
             str(uuid.uuid4()),
             SegmentKind.CHANGELOG,
             path,
             offset,
-            request.size_bytes,
-            request.sha256,
-            manager.plan.key_groups(request.subtask),
-            request.entries,
+            part.size_bytes,
+            part.sha256,
+            manager.plan.key_groups(part.subtask),
+            part.entries,
             request.checkpoint_id,
             request.checkpoint_id,
         )
     return Ack(
-        request.subtask,
+        part.subtask,
         request.attempt_id,
         request.task_attempt,
-        request.input_rows,
-        request.restore_ms,
+        part.input_rows,
+        part.restore_ms,
         segment,
+        part.late_rows,
+        part.max_event_ms,
     )

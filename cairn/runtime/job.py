@@ -1,28 +1,17 @@
-"""The library's front: `cairn.Job` and the grouped stream it gives."""
+"""The library's front: `cairn.Job`."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import StructType
 
 from cairn.errors import BadInputError
-from cairn.runtime.operator import run_task
-from cairn.runtime.placement import route, warn_if_subtasks_float
-from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.grouped import GroupedData
 from cairn.settings import Settings
-from cairn.state.codec import TupleCodec
-from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
-from cairn.storage import normalise_url, open_store
+from cairn.storage import normalise_url
 from metastore.embedded import EMBEDDED_PREFIX, resolve_url
-from metastore.engine import run_transaction
 from metastore.migrate import migrate, require_current
-from metastore.runs import Registration, register_run
 
 
 class Job:
@@ -67,14 +56,18 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.name!r}, storage={self.storage!r}, parallelism={self.parallelism})"
 
-    def groupBy(self, df: DataFrame, *cols: str) -> GroupedStream:
-        """Returns the streaming DataFrame grouped by some of its columns, by name.
+    def groupBy(self, df: DataFrame | Sequence[DataFrame], *cols: str) -> GroupedData:
+        """Returns a streaming or batch DataFrame grouped by some of its columns, by name.
+
+        Several DataFrames are united by column name. With event time, each needs `withWatermark`;
+        the watermark is the least over all of them, as Spark's is.
 
         Raises:
-            BadInputError: no column, not a name, or a name that the DataFrame does not have.
+            BadInputError: no column, not a name, or a name that a DataFrame does not have.
         """
-        if not cols:
-            raise BadInputError("groupBy needs at least one column", job=self.name)
+        dfs = [df] if isinstance(df, DataFrame) else [*df]
+        if not cols or not dfs:
+            raise BadInputError("groupBy needs a DataFrame and a column", job=self.name)
         for col in cols:
             if not isinstance(col, str):
                 raise BadInputError(
@@ -82,11 +75,13 @@ class Job:
                     "with df.withColumn(name, …) and group by that name",
                     job=self.name,
                 )
-            if col not in df.columns:
-                raise BadInputError(
-                    f"no column {col!r}; the DataFrame has {', '.join(df.columns)}", job=self.name
-                )
-        return GroupedStream(self, df, cols)
+            for one in dfs:
+                if col not in one.columns:
+                    raise BadInputError(
+                        f"no column {col!r}; the DataFrame has {', '.join(one.columns)}",
+                        job=self.name,
+                    )
+        return GroupedData(self, dfs, cols)
 
     def open_metastore(self) -> str:
         """Returns the metastore's SQLAlchemy URL; starts and migrates an embedded one.
@@ -99,146 +94,3 @@ class Job:
             migrate(url)
         require_current(url)
         return url
-
-
-class GroupedStream:
-    """A streaming DataFrame grouped by key; has `transformWithState` as Spark's GroupedData."""
-
-    def __init__(self, job: Job, df: DataFrame, key_columns: tuple[str, ...]) -> None:
-        self._job = job
-        self._df = df
-        self._key_columns = key_columns
-
-    def transformWithState(
-        self,
-        statefulProcessor: StatefulProcessor,
-        outputStructType: StructType | str,
-        outputMode: str,
-        timeMode: str,
-        initialState: object = None,
-        eventTimeColumnName: str = "",
-    ) -> DataFrame:
-        """Returns what the processor yields, one micro-batch after another.
-
-        Registers a run of the job: what is built here fences older runs of it once its first
-        batch begins. Signature and meaning are PySpark's.
-
-        Raises:
-            BadInputError: an argument that is wrong or that this version does not support, or a
-                schema that the job's state was not made with.
-            StorageError: the storage cannot be written.
-        """
-        _check_modes(self._job.name, outputMode, timeMode)
-        if initialState is not None or eventTimeColumnName:
-            raise BadInputError(
-                "initialState and eventTimeColumnName are not supported by this version; leave "
-                "them out",
-                job=self._job.name,
-            )
-        if not self._df.isStreaming:
-            raise BadInputError(
-                "this is a batch DataFrame; this version runs streaming ones. Use "
-                "df.groupBy(…).transformWithState, or read with spark.readStream",
-                job=self._job.name,
-            )
-        output_schema = _struct(outputStructType)
-        plan = self._register(statefulProcessor, output_schema)
-        rows = route(
-            self._df,
-            self._key_columns,
-            parallelism=plan.parallelism,
-            max_parallelism=plan.settings.max_parallelism,
-        )
-
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return run_task(plan, statefulProcessor, batches)
-
-        return rows.mapInArrow(run, output_schema)
-
-    def transformWithStateInPandas(self, *_: object, **__: object) -> DataFrame:
-        """Raises BadInputError: this version has the Row form only."""
-        raise BadInputError(
-            "transformWithStateInPandas is not supported by this version; use transformWithState",
-            job=self._job.name,
-        )
-
-    def _register(self, processor: StatefulProcessor, output_schema: StructType) -> OperatorPlan:
-        job = self._job
-        session = self._df.sparkSession
-        warn_if_subtasks_float(session)
-        states, deleted = _declare(processor)
-        key_schema = StructType([self._df.schema[name] for name in self._key_columns])
-        TupleCodec(key_schema.jsonValue(), name="key")  # refuses what state cannot hold
-        open_store(job.storage).check_writable()
-        url = job.open_metastore()
-        registration = Registration(
-            run_id=uuid.uuid4(),
-            job=job.name,
-            storage=job.storage,
-            parallelism=job.parallelism,
-            max_parallelism=job.settings.max_parallelism,
-            num_retained=job.settings.num_retained,
-            key_schema=key_schema.jsonValue(),
-            states=states,
-            deleted_states=deleted,
-        )
-        run = run_transaction(
-            url,
-            lambda connection: register_run(connection, registration),
-            timeout_ms=job.settings.metastore_timeout_ms,
-            what=f"register a run of job {job.name}",
-        )
-        return OperatorPlan(
-            job=job.name,
-            job_id=run.job_id,
-            run_id=str(registration.run_id),
-            epoch=run.epoch,
-            parallelism=job.parallelism,
-            storage=job.storage,
-            metastore_url=url,
-            settings=job.settings,
-            key_columns=self._key_columns,
-            key_schema=key_schema.jsonValue(),
-            input_schema=self._df.schema,
-            output_schema=output_schema,
-            states={
-                state.name: VariableSpec.of(state, run.state_ids[state.name]) for state in states
-            },
-        )
-
-
-def _check_modes(job: str, output_mode: str, time_mode: str) -> None:
-    if output_mode.lower() not in ("append", "update"):
-        raise BadInputError(
-            f"outputMode is {output_mode!r}; allowed: 'Append' or 'Update'", job=job
-        )
-    if time_mode.lower() in ("processingtime", "eventtime"):
-        raise BadInputError(
-            f"timeMode {time_mode!r} needs timers, which this version does not support; use 'None'",
-            job=job,
-        )
-    if time_mode.lower() != "none":
-        raise BadInputError(f"timeMode is {time_mode!r}; allowed: 'None'", job=job)
-
-
-def _struct(schema: object) -> StructType:
-    if isinstance(schema, StructType):
-        return schema
-    parsed = StructType.fromDDL(schema) if isinstance(schema, str) else None
-    if not isinstance(parsed, StructType):
-        raise BadInputError(
-            f"a schema is a StructType or DDL text such as 'n long, word string', not {schema!r}"
-        )
-    return parsed
-
-
-def _declare(
-    processor: StatefulProcessor,
-) -> tuple[Sequence[StateDeclaration], Collection[str]]:
-    """Returns the state variables that `init` declares and deletes, run on a copy."""
-    dumped: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
-    copy: StatefulProcessor = cloudpickle.loads(dumped)  # our own, not from storage
-    handle = DeclaringHandle(lambda schema: _struct(schema).jsonValue())
-    copy.init(handle)  # type: ignore[arg-type]
-    copy.close()
-    return handle.declarations, handle.deleted

@@ -21,7 +21,7 @@ import msgspec
 
 from cairn.errors import RefusedError, StorageError
 from cairn.keygroups import KeyGroupRange
-from cairn.state.entries import key_group_bounds
+from cairn.state.entries import PREFIX_HEAD_BYTES, key_group_bounds, split
 from cairn.state.view import DELETE, PUT, Changes
 
 MAP_SIZE_BYTES = 1 << 36
@@ -29,8 +29,12 @@ MAP_SIZE_BYTES = 1 << 36
 
 _POSITION_KEY = b"\xff\xff"
 _KEY_LIMIT_BYTES = 511
+"""LMDB's. Only a key that ends in a hash is as long as this."""
 _HASH_BYTES = 32
 _HEAD_BYTES = _KEY_LIMIT_BYTES - _HASH_BYTES
+_PREFIX_LIMIT_BYTES = 400
+"""Of a prefix that is stored as it is. Leaves room for 79 bytes of the suffix before a hash."""
+_LONGEST_GROUPING_KEY = (_PREFIX_LIMIT_BYTES - PREFIX_HEAD_BYTES).to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,39 +110,52 @@ class LocalReader:
         get: Callable[[bytes], bytes | None] = self._transaction.get
 
         def get_entry(key: bytes) -> bytes | None:
-            if len(key) < _KEY_LIMIT_BYTES:
+            if len(key) <= _PREFIX_LIMIT_BYTES:
                 return get(key)
-            data = get(_short(key))
-            return None if data is None else _unpack(data)[1]
+            stored_key = _stored_key(key)
+            data = get(stored_key)
+            return data if data is None or stored_key == key else _unpack(data)[1]
 
         return get_entry
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the entries whose key starts with the prefix, in key order."""
+        """Yields the entries of one grouping key and state, in key order.
+
+        `prefix` is what `entry_prefix` returns. Reads no further than what it yields, but for user
+        keys that differ only where their hash is stored.
+        """
+        start = _stored_prefix(prefix)
+        alike: list[tuple[bytes, bytes]] = []
+        head = b""
         with self._transaction.cursor() as cursor:
-            if not cursor.set_range(prefix[:_HEAD_BYTES]):
+            if not cursor.set_range(start):
                 return
-            entries = _entries_from(cursor, prefix)
-            for key, value in entries:
-                if len(key) > _HEAD_BYTES:
-                    # LMDB orders what follows by hashes, so it has to be sorted here.
-                    yield from sorted([(key, value), *entries])
-                    return
-                yield key, value
+            for stored_key, stored_value in cursor.iternext():
+                if not stored_key.startswith(start):
+                    break
+                if alike and not stored_key.startswith(head):
+                    yield from sorted(alike)
+                    alike.clear()
+                if len(stored_key) < _HEAD_BYTES:
+                    yield _real(stored_key, stored_value)
+                else:
+                    head = stored_key[:_HEAD_BYTES]
+                    alike.append(_real(stored_key, stored_value))
+            yield from sorted(alike)
 
     def last(self, prefix: bytes) -> bytes | None:
         """Returns the greatest key that starts with the prefix; None if there is none.
 
-        The key is the prefix and at most 8 bytes more: a list's sequence number.
+        `prefix` is what `entry_prefix` returns, and the key at most 8 bytes more: a list's sequence
+        number.
         """
-        if len(prefix) + 8 >= _KEY_LIMIT_BYTES:
-            return max((key for key, _ in self.scan(prefix)), default=None)
+        start = _stored_prefix(prefix)
         with self._transaction.cursor() as cursor:
-            found = cursor.set_range(prefix + b"\xff" * 9)
+            found = cursor.set_range(start + b"\xff" * 9)
             if not (cursor.prev() if found else cursor.last()):
                 return None
-            key: bytes = cursor.key()
-            return key if key.startswith(prefix) else None
+            stored_key: bytes = cursor.key()
+            return prefix + stored_key[len(start) :] if stored_key.startswith(start) else None
 
     def range(self, key_groups: KeyGroupRange) -> Iterator[tuple[bytes, bytes]]:
         """Yields the entries of some key groups; sorted but for keys over LMDB's limit."""
@@ -180,25 +197,52 @@ class LocalWriter:
                 if op == PUT:
                     cursor.put(*_stored(key, value))
                 elif op == DELETE:
-                    self._transaction.delete(_short(key))
+                    self._transaction.delete(_stored_key(key))
                 else:
-                    for entry, _ in list(self.reader.scan(key)):
-                        self._transaction.delete(_short(entry))
+                    _delete_prefix(cursor, _stored_prefix(key))
 
 
-def _short(key: bytes) -> bytes:
-    """Returns the key under LMDB's limit: a long one keeps its head and ends in its hash."""
-    if len(key) < _KEY_LIMIT_BYTES:
+def _delete_prefix(cursor: lmdb.Cursor, start: bytes) -> None:
+    found = cursor.set_range(start)
+    while found and cursor.key().startswith(start):
+        found = cursor.delete()
+
+
+def _stored_prefix(prefix: bytes) -> bytes:
+    """Returns what stands for an entry prefix in LMDB: a long one's first bytes and its hash.
+
+    The first bytes hold the length, so no prefix that is stored as it is looks like it.
+    """
+    if len(prefix) <= _PREFIX_LIMIT_BYTES:
+        return prefix
+    return prefix[:PREFIX_HEAD_BYTES] + hashlib.sha256(prefix).digest()
+
+
+def _stored_key(key: bytes) -> bytes:
+    """Returns the key that stands for an entry's in LMDB, under its limit.
+
+    Within one prefix the order is that of the suffixes, but for such as differ after _HEAD_BYTES
+    of the stored key: they end in their hash.
+    """
+    if len(key) <= _PREFIX_LIMIT_BYTES:
         return key
-    return key[:_HEAD_BYTES] + hashlib.sha256(key).digest()
+    suffix = split(key).suffix
+    stored_key = _stored_prefix(key[: len(key) - len(suffix)]) + suffix
+    if len(stored_key) < _KEY_LIMIT_BYTES:
+        return stored_key
+    return stored_key[:_HEAD_BYTES] + hashlib.sha256(suffix).digest()
 
 
 def _stored(key: bytes, value: bytes | None) -> tuple[bytes, bytes]:
+    """Returns an entry as LMDB has it: where another key stands for its own, the value has it."""
     if value is None:
         raise ValueError("a put without a value")
-    if len(key) < _KEY_LIMIT_BYTES:
+    if len(key) <= _PREFIX_LIMIT_BYTES:
         return key, value
-    return _short(key), len(key).to_bytes(4, "big") + key + value
+    stored_key = _stored_key(key)
+    if stored_key == key:
+        return key, value
+    return stored_key, len(key).to_bytes(4, "big") + key + value
 
 
 def _unpack(data: bytes) -> tuple[bytes, bytes]:
@@ -206,18 +250,10 @@ def _unpack(data: bytes) -> tuple[bytes, bytes]:
     return data[4:end], data[end:]
 
 
-def _real(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    return (key, value) if len(key) < _KEY_LIMIT_BYTES else _unpack(value)
-
-
-def _entries_from(cursor: lmdb.Cursor, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    head = prefix[:_HEAD_BYTES]
-    for stored_key, stored_value in cursor.iternext():
-        if not stored_key.startswith(head):
-            return
-        key, value = _real(stored_key, stored_value)
-        if key.startswith(prefix):
-            yield key, value
+def _real(stored_key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    if len(stored_key) < _KEY_LIMIT_BYTES and stored_key[4:8] <= _LONGEST_GROUPING_KEY:
+        return stored_key, value
+    return _unpack(value)
 
 
 _open: dict[tuple[int, Path], LocalStore] = {}

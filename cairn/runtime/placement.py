@@ -1,50 +1,93 @@
-"""Sending each row to the subtask that owns its key group, and each subtask to one executor."""
+"""Sending each row to the task of the subtask that owns it, and each task to one executor."""
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.runtime.plan import KEY_GROUP_COLUMN
+from cairn.runtime.plan import KEY_HASH_COLUMN, RunPlan
 
 _SLOT_COLUMN = "__cairn_slot"
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
-def route(
-    df: DataFrame, key_columns: Sequence[str], *, parallelism: int, max_parallelism: int
+def with_key_hash(
+    df: DataFrame, key_columns: Sequence[str], *, heartbeat: bool = False
 ) -> DataFrame:
-    """Returns the rows in `parallelism` partitions by key group, with the key group as a column.
+    """Returns the rows with the hash of their key as a column.
 
-    The key group is `pmod(hash(key), max_parallelism)`, computed by Spark. A cached anchor of one
-    row per subtask is joined on, because a task follows its cached block: so a subtask stays on
-    one executor. Correctness does not depend on it.
+    With `heartbeat`, a row whose hash is null comes once a second, so that there are batches, in
+    which timers fire, while the source is idle.
     """
-    session = df.sparkSession
-    slot_by_subtask = slots(parallelism)
-    subtask = f"int({KEY_GROUP_COLUMN} * {parallelism} div {max_parallelism})"
-    slot_of_subtask = F.array(*[F.lit(slot) for slot in slot_by_subtask])
-    columns = [*df.columns, KEY_GROUP_COLUMN]
+    rows = df.withColumn(KEY_HASH_COLUMN, F.hash(*[F.col(f"`{name}`") for name in key_columns]))
+    if not heartbeat:
+        return rows
+    beats = df.sparkSession.readStream.format("rate").option("rowsPerSecond", 1).load()
+    nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema]
+    return rows.unionByName(beats.select(*nulls))
+
+
+def route(rows: DataFrame, plan: RunPlan) -> DataFrame:
+    """Returns rows that have their key's hash, in as many partitions as the plan has tasks.
+
+    The key group is the hash modulo `cairn.max-parallelism`; each partition holds the rows of the
+    subtasks that are its task's. Where there are several executors, a cached anchor of one row per
+    task is joined on, because a task follows its cached block: so subtasks stay on one executor.
+    Correctness does not depend on it.
+    """
+    key_groups, parallelism, tasks = plan.settings.max_parallelism, plan.parallelism, plan.tasks
+    subtask = f"pmod({KEY_HASH_COLUMN}, {key_groups}) * {parallelism} div {key_groups}"
+    slot_by_task = slots(tasks)
+    slot_of_task = F.array(*[F.lit(slot) for slot in slot_by_task])
+    slot = slot_of_task[F.expr(f"int(({subtask}) * {tasks} div {parallelism})")]
+    session = rows.sparkSession
+    if _has_one_executor(session):
+        return rows.repartition(tasks, slot)
     return (
-        df.withColumn(KEY_GROUP_COLUMN, F.pmod(F.hash(*key_columns), F.lit(max_parallelism)))
-        .withColumn(_SLOT_COLUMN, slot_of_subtask[F.expr(subtask)])
-        .repartition(parallelism, _SLOT_COLUMN)
-        .join(_anchor(session, slot_by_subtask).hint("shuffle_hash"), _SLOT_COLUMN, "left")
-        .select(*[F.col(f"`{name}`") for name in columns])
+        rows.withColumn(_SLOT_COLUMN, slot)
+        .repartition(tasks, _SLOT_COLUMN)
+        .join(_anchor(session, slot_by_task).hint("shuffle_hash"), _SLOT_COLUMN, "left")
+        .select(*[F.col(f"`{name}`") for name in rows.columns])
     )
 
 
-def slots(parallelism: int) -> list[int]:
+def task_slots(session: SparkSession) -> int | None:
+    """Returns how many tasks the application runs at once; None where that is not known yet.
+
+    More tasks than that would take turns, at the price of a task and of a group commit each.
+    """
+    master = _conf(session, "spark.master")
+    if match := re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master):
+        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+    if match := re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", master):
+        return int(match[1]) * int(match[2])
+    executors = _conf(session, "spark.executor.instances")
+    cores = _conf(session, "spark.executor.cores")
+    is_elastic = _conf(session, "spark.dynamicAllocation.enabled") == "true"
+    return int(executors) * int(cores) if executors and cores and not is_elastic else None
+
+
+def _has_one_executor(session: SparkSession) -> bool:
+    return re.fullmatch(r"local(\[.*\])?", _conf(session, "spark.master")) is not None
+
+
+def _conf(session: SparkSession, key: str) -> str:
+    return session.conf.get(key, "") or ""
+
+
+def slots(tasks: int) -> list[int]:
     """Returns, by partition, the smallest integer that Spark's hash partitioning sends there."""
     found: dict[int, int] = {}
     candidate = 0
-    while len(found) < parallelism:
-        found.setdefault(_spark_hash(candidate) % parallelism, candidate)
+    while len(found) < tasks:
+        found.setdefault(_spark_hash(candidate) % tasks, candidate)
         candidate += 1
-    return [found[partition] for partition in range(parallelism)]
+    return [found[partition] for partition in range(tasks)]
 
 
 def _spark_hash(number: int) -> int:
@@ -66,9 +109,9 @@ def _spark_hash(number: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _anchor(session: SparkSession, slot_by_subtask: Sequence[int]) -> DataFrame:
-    """Returns one row per subtask; each is cached where its subtask first runs."""
-    rows = [(slot,) for slot in slot_by_subtask]
+def _anchor(session: SparkSession, slot_by_task: Sequence[int]) -> DataFrame:
+    """Returns one row per task; each is cached where its task first runs."""
+    rows = [(slot,) for slot in slot_by_task]
     return (
         session.createDataFrame(rows, f"{_SLOT_COLUMN} int")
         .repartition(len(rows), _SLOT_COLUMN)
@@ -78,9 +121,8 @@ def _anchor(session: SparkSession, slot_by_subtask: Sequence[int]) -> DataFrame:
 
 def warn_if_subtasks_float(session: SparkSession) -> None:
     """Warns when Spark may move subtasks between executors in every batch."""
-    master = session.conf.get("spark.master", "") or ""
     locality = session.conf.get(_LOCALITY, "true")
-    if not master.startswith("local[") and master != "local" and locality != "false":
+    if not _has_one_executor(session) and locality != "false":
         warnings.warn(
             f"{_LOCALITY} is {locality}: subtasks will move between executors and rebuild their "
             f"local state there. Start the application with --conf {_LOCALITY}=false",

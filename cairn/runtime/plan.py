@@ -1,4 +1,4 @@
-"""What the driver tells every task of a run."""
+"""What the driver tells every task: the operator, and the run that it belongs to."""
 
 from __future__ import annotations
 
@@ -6,19 +6,92 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql.types import StructType
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import DataType, StructType
 
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.settings import Settings
 from cairn.state.handle import VariableSpec
+from cairn.state.times import TimeMode
 from metastore.batches import BatchRef
 
-KEY_GROUP_COLUMN = "__cairn_key_group"
+KEY_HASH_COLUMN = "__cairn_key_hash"
+"""Spark's 32-bit hash of the key; null in a heartbeat's row."""
+INPUT_COLUMN = "__cairn_input"
+"""Which of several inputs a row came from, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorPlan:
-    """One run of one stateful operator, fixed when the query's plan is built."""
+class EventTime:
+    """Where rows have their event time: a timestamp, or a window of time.
+
+    `latest_of` is the column whose greatest value moves the watermark, `late_by` the one that the
+    watermark is compared with; they differ where the column is a window.
+    """
+
+    late_by: tuple[str, ...]
+    latest_of: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InitialRows:
+    """An object in storage that holds initial state rows of one subtask."""
+
+    subtask: int
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What a stateful operator does with the rows of a key, wherever and whenever it runs.
+
+    `processor` is the user's processor, pickled: each subtask gets a copy of its own.
+    """
+
+    job: str
+    processor: bytes = field(repr=False)
+    uses_pandas: bool
+    time_mode: TimeMode
+    key_columns: tuple[str, ...]
+    key_schema: dict[str, Any]
+    row_schema: StructType
+    """Of the rows that the processor sees."""
+    output_schema: StructType
+    states: Mapping[str, VariableSpec]
+    dropped_state_ids: tuple[int, ...] = ()
+    event_time: EventTime | None = None
+    inputs: int = 1
+    initial_schema: StructType | None = None
+    initial_key_columns: tuple[str, ...] = ()
+    timezone: str = "UTC"
+    """The session's, which pandas frames are in."""
+    frame_rows: int = 10_000
+    """Rows of a frame, at most."""
+
+    def new_processor(self) -> StatefulProcessor:
+        """Returns a copy of the processor as the user gave it."""
+        processor: StatefulProcessor = cloudpickle.loads(self.processor)
+        return processor
+
+    @property
+    def initial_keys(self) -> list[tuple[str, DataType]]:
+        """The key's columns in initial state rows: name and type."""
+        types = [data_type for _, data_type in self.keys]
+        return list(zip(self.initial_key_columns, types, strict=True))
+
+    @property
+    def keys(self) -> list[tuple[str, DataType]]:
+        """The key's columns in the rows: name and type."""
+        fields = StructType.fromJson(self.key_schema).fields
+        return [(c, field.dataType) for c, field in zip(self.key_columns, fields, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """One run of one job, fixed when the query's plan is built."""
 
     job: str
     job_id: str
@@ -28,15 +101,18 @@ class OperatorPlan:
     storage: str
     metastore_url: str = field(repr=False)
     settings: Settings
-    key_columns: tuple[str, ...]
-    key_schema: dict[str, Any]
-    input_schema: StructType
-    output_schema: StructType
-    states: Mapping[str, VariableSpec]
+    tasks: int
+    """Spark tasks that share the subtasks of a batch, at most `parallelism`."""
+    initial_rows: tuple[InitialRows, ...] = ()
 
     def key_groups(self, subtask: int) -> KeyGroupRange:
         """Returns the key groups that a subtask of this run owns."""
         return range_of(subtask, self.parallelism, self.settings.max_parallelism)
+
+    def subtasks(self, task: int) -> range:
+        """Returns the subtasks that a Spark task does, one after the other."""
+        first = -(-task * self.parallelism // self.tasks)
+        return range(first, -(-(task + 1) * self.parallelism // self.tasks))
 
     def batch(self, query_id: str, batch_id: int) -> BatchRef:
         """Returns the reference to one of the run's batches."""

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Connection
 
@@ -24,7 +25,7 @@ from cairn.runtime.local_store import (
 from cairn.segments.reader import read_segment
 from cairn.state.view import Changes
 from cairn.storage.store import ObjectStore
-from metastore.batches import BatchStart, Parent, ParentAck
+from metastore.batches import BatchStart, Parent
 from metastore.checkpoints import current_epoch, lineage_of, segments_at
 from metastore.engine import run_transaction
 
@@ -91,7 +92,7 @@ def _catch_up(
             and here.checkpoint_id == (parent.parent_checkpoint or 0)
             and here.lineage in ("", plan.run_id)
         ):
-            _apply_parent(writer, manager, store, parent.checkpoint_id, parent.acks[subtask])
+            _apply_parent(writer, manager, store, parent, subtask)
         else:
             _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
         writer.move_to(wanted)
@@ -132,22 +133,23 @@ def _apply_parent(
     writer: LocalWriter,
     manager: TaskManager,
     store: ObjectStore,
-    checkpoint_id: int,
-    ack: ParentAck,
+    parent: Parent,
+    subtask: int,
 ) -> None:
+    ack = parent.acks[subtask]
     if ack.segment is None:
         return
-    spooled = _from_spool(manager, checkpoint_id, ack.attempt_id, ack.segment)
+    spooled = _from_spool(
+        manager.spool_file(parent.checkpoint_id, ack.attempt_id, subtask), ack.segment
+    )
     for changes in spooled or read_segment(store, ack.segment, job=manager.plan.job):
         writer.apply(changes)
 
 
-def _from_spool(
-    manager: TaskManager, checkpoint_id: int, attempt_id: str, segment: SegmentHandle
-) -> Iterable[Changes] | None:
+def _from_spool(file: Path, segment: SegmentHandle) -> Iterable[Changes] | None:
     """Returns the winning attempt's changes if that attempt ran on this executor."""
     try:
-        data = manager.spool_file(checkpoint_id, attempt_id).read_bytes()
+        data = file.read_bytes()
     except FileNotFoundError:
         return None
     if hashlib.sha256(data).hexdigest() != segment.sha256:

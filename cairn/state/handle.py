@@ -8,27 +8,40 @@ from typing import Any, Literal
 
 from cairn.errors import BadInputError
 from cairn.state.codec import TupleCodec
+from cairn.state.entries import FIRST_MS, LAST_MS
 from cairn.state.fields import RowFactory
+from cairn.state.scalars import plain
+from cairn.state.timers import Timers
+from cairn.state.times import BatchTimes, TimeMode
+from cairn.state.ttl import Ttl
+from cairn.state.ttl_variables import TtlListState, TtlMapState, TtlValueState
 from cairn.state.variables import CurrentKey, ListState, MapState, ValueState
-from cairn.state.view import Overlay
+from cairn.state.view import NoState, Overlay
 
 StateKind = Literal["value", "list", "map"]
+
+_NO_TIMES = BatchTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDeclaration:
-    """A state variable that a processor declares; schemas are StructTypes' JSON values."""
+    """A state variable that a processor declares; schemas are StructTypes' JSON values.
+
+    Whether a variable has TTL is part of what it is; how long it is may change between runs.
+    """
 
     name: str
     kind: StateKind
     value_schema: Mapping[str, Any]
     user_key_schema: Mapping[str, Any] | None = None
     """Of a map's keys; None for values and lists."""
+    ttl_ms: int | None = None
+    """How long after it was set an entry expires; None for never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSpec(StateDeclaration):
-    """A declared state variable and its id in entry keys, 0 to 65535."""
+    """A declared state variable and its id in entry keys, 0 to 32767."""
 
     state_id: int
 
@@ -40,6 +53,7 @@ class VariableSpec(StateDeclaration):
             kind=declaration.kind,
             value_schema=declaration.value_schema,
             user_key_schema=declaration.user_key_schema,
+            ttl_ms=declaration.ttl_ms,
             state_id=state_id,
         )
 
@@ -47,9 +61,11 @@ class VariableSpec(StateDeclaration):
 class _Handle:
     """The methods of `pyspark.sql.streaming.StatefulProcessorHandle`, with Spark's names."""
 
-    def __init__(self, overlay: Overlay, row_factory: RowFactory | None) -> None:
+    def __init__(self, overlay: Overlay, row_factory: RowFactory | None, times: BatchTimes) -> None:
         self._overlay = overlay
         self._row_factory = row_factory
+        self._times = times
+        self._timers = Timers(overlay)
         self._current = CurrentKey()
         self._names: set[str] = set()
 
@@ -58,15 +74,21 @@ class _Handle:
         stateName: str,
         schema: object,
         ttlDurationMs: int | None = None,
-    ) -> ValueState:
+    ) -> ValueState | TtlValueState:
         """Declares value state; `schema` is a StructType or DDL text.
 
+        With `ttlDurationMs`, above 0, a value expires so long after it was set.
+
         Raises:
-            BadInputError: the name is taken, TTL is asked for, it is too late to declare state, or
-                state cannot hold the schema.
+            BadInputError: the name is taken, TTL is asked for in another time mode than
+                ProcessingTime, it is too late to declare state, or state cannot hold the schema.
         """
         spec = self._declare(stateName, "value", schema, None, ttlDurationMs)
-        return ValueState(spec.name, spec.state_id, self._current, self._overlay, self._codec(spec))
+        codec = self._codec(spec)
+        variable = (spec.name, spec.state_id, self._current, self._overlay, codec)
+        if spec.ttl_ms is None:
+            return ValueState(*variable)
+        return TtlValueState(*variable, self._ttl(spec.ttl_ms))
 
     def getListState(
         self,
@@ -74,9 +96,13 @@ class _Handle:
         schema: object,
         ttlDurationMs: int | None = None,
     ) -> ListState:
-        """Declares list state; otherwise as getValueState."""
+        """Declares list state, whose elements expire on their own; otherwise as getValueState."""
         spec = self._declare(stateName, "list", schema, None, ttlDurationMs)
-        return ListState(spec.name, spec.state_id, self._current, self._overlay, self._codec(spec))
+        codec = self._codec(spec)
+        variable = (spec.name, spec.state_id, self._current, self._overlay, codec)
+        if spec.ttl_ms is None:
+            return ListState(*variable)
+        return TtlListState(*variable, self._ttl(spec.ttl_ms))
 
     def getMapState(
         self,
@@ -85,33 +111,44 @@ class _Handle:
         valueSchema: object,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """Declares map state; otherwise as getValueState."""
+        """Declares map state, whose user keys expire on their own; otherwise as getValueState."""
         spec = self._declare(stateName, "map", valueSchema, userKeySchema, ttlDurationMs)
         user_key_codec = TupleCodec(
             spec.user_key_schema or {"fields": []},
             name=f"key of state variable {spec.name}",
             row_factory=self._row_factory,
         )
-        return MapState(
-            spec.name,
-            spec.state_id,
-            self._current,
-            self._overlay,
-            self._codec(spec),
-            user_key_codec,
-        )
+        codec = self._codec(spec)
+        variable = (spec.name, spec.state_id, self._current, self._overlay, codec, user_key_codec)
+        if spec.ttl_ms is None:
+            return MapState(*variable)
+        return TtlMapState(*variable, self._ttl(spec.ttl_ms))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Refused: timers are not supported yet."""
-        raise _unsupported("registerTimer", "timers")
+        """Adds a timer to the current key; one that is there already changes nothing.
+
+        A time that has passed fires in this batch.
+
+        Raises:
+            BadInputError: the time mode is none, there is no key yet, or it is no time in ms.
+        """
+        key = self._timer_key("registerTimer")
+        self._timers.register(*key, _expiry(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Refused: timers are not supported yet."""
-        raise _unsupported("deleteTimer", "timers")
+        """Removes a timer of the current key, if it is there; otherwise as registerTimer."""
+        key = self._timer_key("deleteTimer")
+        self._timers.delete(*key, _expiry(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """Refused: timers are not supported yet."""
-        raise _unsupported("listTimers", "timers")
+        """Returns an iterator of the current key's timers in ms, ascending, as of this call.
+
+        The one that is firing is still there.
+
+        Raises:
+            BadInputError: the time mode is none, or there is no key yet.
+        """
+        return self._timers.of_key(*self._timer_key("listTimers"))
 
     def deleteIfExists(self, stateName: str) -> None:
         """Does nothing for a name that the processor does not declare.
@@ -131,21 +168,43 @@ class _Handle:
         ttl_ms: int | None,
     ) -> VariableSpec:
         if ttl_ms is not None:
-            raise _unsupported(f"state variable {name}: ttlDurationMs", "TTL")
+            _check_ttl(name, ttl_ms, self._times.mode)
         if self._current.key is not None:
             raise BadInputError(
                 f"state variable {name} is declared while rows are handled; declare it in init"
             )
         if name in self._names:
             raise BadInputError(f"State variable with name {name} already exists")
-        spec = self._spec(name, kind, value_schema, user_key_schema)
+        spec = self._spec(name, kind, value_schema, user_key_schema, ttl_ms)
         self._names.add(name)
         return spec
 
     def _spec(
-        self, name: str, kind: StateKind, value_schema: object, user_key_schema: object
+        self,
+        name: str,
+        kind: StateKind,
+        value_schema: object,
+        user_key_schema: object,
+        ttl_ms: int | None,
     ) -> VariableSpec:
         raise NotImplementedError
+
+    def _timer_key(self, method: str) -> tuple[int, bytes]:
+        """Returns the current key, for a method of timers."""
+        if self._times.mode is TimeMode.NONE:
+            raise BadInputError(
+                f"{method}: the query has timeMode None, in which nothing ever fires. Pass "
+                'timeMode="ProcessingTime" or "EventTime" to transformWithState'
+            )
+        if self._current.key is None:
+            raise BadInputError(
+                f"{method} was called outside of a key: timers belong to keys, and can be used "
+                "only while a key's rows or timers are handled, not in init or close"
+            )
+        return self._current.key
+
+    def _ttl(self, ttl_ms: int) -> Ttl:
+        return Ttl(self._overlay, ttl_ms, self._times.processing_ms)
 
     def _codec(self, spec: VariableSpec) -> TupleCodec:
         return TupleCodec(
@@ -159,8 +218,12 @@ class DeclaringHandle(_Handle):
     `resolve_schema` turns what the processor gives as a schema into a StructType's JSON value.
     """
 
-    def __init__(self, resolve_schema: Callable[[object], Mapping[str, Any]]) -> None:
-        super().__init__(Overlay(_NoState()), None)
+    def __init__(
+        self,
+        resolve_schema: Callable[[object], Mapping[str, Any]],
+        time_mode: TimeMode = TimeMode.NONE,
+    ) -> None:
+        super().__init__(Overlay(NoState()), None, BatchTimes(time_mode))
         self._resolve_schema = resolve_schema
         self._declarations: list[StateDeclaration] = []
         self._deleted: set[str] = set()
@@ -181,7 +244,12 @@ class DeclaringHandle(_Handle):
         self._deleted.add(stateName)
 
     def _spec(
-        self, name: str, kind: StateKind, value_schema: object, user_key_schema: object
+        self,
+        name: str,
+        kind: StateKind,
+        value_schema: object,
+        user_key_schema: object,
+        ttl_ms: int | None,
     ) -> VariableSpec:
         if name in self._deleted:
             raise _declared_and_deleted(name)
@@ -190,6 +258,7 @@ class DeclaringHandle(_Handle):
             kind=kind,
             value_schema=self._struct(name, value_schema),
             user_key_schema=self._struct(name, user_key_schema) if kind == "map" else None,
+            ttl_ms=ttl_ms,
         )
         self._declarations.append(declaration)
         return VariableSpec.of(declaration, 0)
@@ -216,8 +285,9 @@ class StateHandle(_Handle):
         variables: Mapping[str, VariableSpec],
         overlay: Overlay,
         row_factory: RowFactory | None = None,
+        times: BatchTimes = _NO_TIMES,
     ) -> None:
-        super().__init__(overlay, row_factory)
+        super().__init__(overlay, row_factory, times)
         self._variables = variables
 
     def set_key(self, key_group: int, key_bytes: bytes) -> None:
@@ -230,7 +300,12 @@ class StateHandle(_Handle):
             raise _declared_and_deleted(stateName)
 
     def _spec(
-        self, name: str, kind: StateKind, value_schema: object, user_key_schema: object
+        self,
+        name: str,
+        kind: StateKind,
+        value_schema: object,
+        user_key_schema: object,
+        ttl_ms: int | None,
     ) -> VariableSpec:
         spec = self._variables.get(name)
         if spec is None or spec.kind != kind:
@@ -239,27 +314,33 @@ class StateHandle(_Handle):
                 f"init declares the {kind} state variable {name}, the query's plan has {planned}: "
                 "init has to declare the same state variables every time it is called"
             )
+        if spec.ttl_ms != ttl_ms:
+            raise BadInputError(
+                f"init declares the state variable {name} with ttlDurationMs {ttl_ms}, the query's "
+                f"plan has {spec.ttl_ms}: init has to declare the same every time it is called"
+            )
         return spec
 
 
-class _NoState:
-    """A Reader of no state at all."""
+def _check_ttl(name: str, ttl_ms: object, mode: TimeMode) -> None:
+    if mode is not TimeMode.PROCESSING_TIME:
+        raise BadInputError(
+            f"state variable {name}: ttlDurationMs is {ttl_ms!r} in timeMode {mode}; TTL goes by "
+            'processing time. Pass timeMode="ProcessingTime" to transformWithState, or no TTL'
+        )
+    if type(ttl_ms) is not int or ttl_ms <= 0:
+        raise BadInputError(
+            f"state variable {name}: ttlDurationMs is {ttl_ms!r}; it has to be an int above 0"
+        )
 
-    def get(self, key: bytes, /) -> bytes | None:
-        return None
 
-    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        return iter(())
-
-    def last(self, prefix: bytes, /) -> bytes | None:
-        return None
-
-
-def _unsupported(what: str, feature: str) -> BadInputError:
-    return BadInputError(
-        f"{what}: this version of Cairn does not support {feature} yet, and never ignores it "
-        "silently. Remove the call, or keep this query on Spark's own transformWithState"
-    )
+def _expiry(expiry_ms: object) -> int:
+    expiry_ms = plain(expiry_ms)
+    if type(expiry_ms) is not int or not FIRST_MS <= expiry_ms <= LAST_MS:
+        raise BadInputError(
+            f"a timer's expiry is {expiry_ms!r}; it has to be an int, in ms since 1970 UTC"
+        )
+    return expiry_ms
 
 
 def _declared_and_deleted(name: str) -> BadInputError:

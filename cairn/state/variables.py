@@ -13,6 +13,7 @@ from typing import Any
 from cairn.errors import BadInputError
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import entry_prefix, list_sequence, list_suffix
+from cairn.state.ttl import Ttl
 from cairn.state.view import MISSING, Entries, Overlay
 
 _value_of = itemgetter(1)
@@ -108,13 +109,28 @@ class ValueState(_Variable):
         return self._committed(self._entry) if data is MISSING else data
 
 
-class _Collection(_Variable):
-    __slots__ = ("_entries", "_under")
+class Collection(_Variable):
+    """A state variable whose entries are read and changed by their suffix.
 
-    def __init__(self, name: str, state_id: int, current: CurrentKey, overlay: Overlay) -> None:
+    `access` is how entries are read: Entries as they are, or a Ttl, which hides what has expired.
+    """
+
+    __slots__ = ("_entries", "_exists", "_get", "_scan", "_under")
+
+    def __init__(
+        self,
+        name: str,
+        state_id: int,
+        current: CurrentKey,
+        overlay: Overlay,
+        access: type[Entries] | Ttl,
+    ) -> None:
         super().__init__(name, state_id, current)
         self._under: Callable[[bytes], Entries] = overlay.under
         self._entries: Entries = _NO_KEY
+        self._get: Callable[[Entries, bytes], bytes | None] = access.get
+        self._scan: Callable[[Entries], Iterator[tuple[bytes, bytes]]] = access.scan
+        self._exists: Callable[[Entries], bool] = access.exists
 
     def _of_key(self) -> Entries:
         """Returns the current key's entries."""
@@ -123,11 +139,11 @@ class _Collection(_Variable):
         return self._entries
 
     def exists(self) -> bool:
-        """Tells whether there is any element."""
-        return self._of_key().exists()
+        """Tells whether there is any element; `(None,)` is one."""
+        return self._exists(self._of_key())
 
 
-class ListState(_Collection):
+class ListState(Collection):
     """A list of tuples per key, as `pyspark.sql.streaming.stateful_processor.ListState`.
 
     Each element is an entry of its own, so appending does not read the list.
@@ -136,9 +152,15 @@ class ListState(_Collection):
     __slots__ = ("_decode", "_encode", "_next", "_next_of")
 
     def __init__(
-        self, name: str, state_id: int, current: CurrentKey, overlay: Overlay, codec: TupleCodec
+        self,
+        name: str,
+        state_id: int,
+        current: CurrentKey,
+        overlay: Overlay,
+        codec: TupleCodec,
+        access: type[Entries] | Ttl = Entries,
     ) -> None:
-        super().__init__(name, state_id, current, overlay)
+        super().__init__(name, state_id, current, overlay, access)
         self._encode = codec.encode
         self._decode = codec.decode
         self._next = 0
@@ -147,7 +169,7 @@ class ListState(_Collection):
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         """Returns an iterator of the elements in order of insertion, as of this call."""
-        return map(self._decode, map(_value_of, self._of_key().scan()))
+        return map(self._decode, map(_value_of, self._scan(self._of_key())))
 
     def put(self, newState: Iterable[tuple[Any, ...]]) -> None:
         """Replaces the list. An empty one clears it, where Spark 4.3 ends the query.
@@ -204,7 +226,7 @@ class ListState(_Collection):
         self._next_of = entries
 
 
-class MapState(_Collection):
+class MapState(Collection):
     """Tuples by user key per key, as `pyspark.sql.streaming.stateful_processor.MapState`.
 
     Iterators go in the order of the user keys' bytes, as of the call that made them.
@@ -220,8 +242,9 @@ class MapState(_Collection):
         overlay: Overlay,
         codec: TupleCodec,
         user_key_codec: TupleCodec,
+        access: type[Entries] | Ttl = Entries,
     ) -> None:
-        super().__init__(name, state_id, current, overlay)
+        super().__init__(name, state_id, current, overlay, access)
         self._encode = codec.encode
         self._decode = codec.decode
         self._make_row = codec.make_row
@@ -234,7 +257,7 @@ class MapState(_Collection):
         Raises:
             BadInputError: the user key does not fit the schema.
         """
-        data = self._of_key().get(self._encode_key(key))
+        data = self._get(self._of_key(), self._encode_key(key))
         if data is None:
             return None
         value = self._decode(data)
@@ -247,7 +270,7 @@ class MapState(_Collection):
         Raises:
             BadInputError: the user key does not fit the schema.
         """
-        return self._of_key().get(self._encode_key(key)) is not None
+        return self._get(self._of_key(), self._encode_key(key)) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         """Sets the value of a user key.
@@ -262,15 +285,15 @@ class MapState(_Collection):
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Returns an iterator of user keys and values."""
         decode_key, decode = self._decode_key, self._decode
-        return ((decode_key(key), decode(data)) for key, data in self._of_key().scan())
+        return ((decode_key(key), decode(data)) for key, data in self._scan(self._of_key()))
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Returns an iterator of user keys."""
-        return map(self._decode_key, map(_suffix_of, self._of_key().scan()))
+        return map(self._decode_key, map(_suffix_of, self._scan(self._of_key())))
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Returns an iterator of values."""
-        return map(self._decode, map(_value_of, self._of_key().scan()))
+        return map(self._decode, map(_value_of, self._scan(self._of_key())))
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Removes a user key and its value, if it is there.

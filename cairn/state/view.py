@@ -42,12 +42,28 @@ class Reader(Protocol):
         ...
 
     def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the entries whose key starts with the prefix, in key order."""
+        """Yields the entries whose key starts with an entry prefix, in key order."""
         ...
 
     def last(self, prefix: bytes, /) -> bytes | None:
-        """Returns the greatest key that starts with the prefix; None if there is none."""
+        """Returns the greatest key that starts with an entry prefix; None if there is none."""
         ...
+
+
+class NoState:
+    """A Reader of no state at all."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """Returns None."""
+        return None
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """Returns an empty iterator."""
+        return iter(())
+
+    def last(self, prefix: bytes, /) -> bytes | None:
+        """Returns None."""
+        return None
 
 
 class Overlay:
@@ -151,6 +167,8 @@ class Entries:
 
     def exists(self) -> bool:
         """Tells whether there is any entry."""
+        if self.pending and any(value is not None for value in self.pending.values()):
+            return True
         return next(self.scan(), None) is not None
 
     def scan(self) -> Iterator[tuple[bytes, bytes]]:
@@ -158,12 +176,17 @@ class Entries:
 
         Changes made while it is being read do not show in it.
         """
-        pending = sorted(self.pending.items())
-        if self.cleared:
-            return ((suffix, value) for suffix, value in pending if value is not None)
-        start = len(self.prefix)
-        committed = ((k[start:], v) for k, v in self._committed.scan(self.prefix))
-        return _merge(committed, pending) if pending else committed
+        return self._over(sorted(self.pending.items()))
+
+    def up_to(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Returns what `scan` does, but only entries whose suffix starts with `head` or less.
+
+        Costs a seek and what it yields, besides one look at each of this batch's changes.
+        """
+        size_bytes = len(head)
+        changed = self.pending.items()
+        pending = sorted(item for item in changed if item[0][:size_bytes] <= head)
+        return _up_to(head, self._over(pending))
 
     def last(self) -> bytes | None:
         """Returns the greatest suffix; None if there is no entry."""
@@ -175,6 +198,21 @@ class Entries:
             return max((suffix for suffix, _ in self.scan()), default=None)
         present = [suffix for suffix, value in self.pending.items() if value is not None]
         return max(present if suffix is None else [suffix, *present], default=None)
+
+    def _over(self, pending: list[tuple[bytes, bytes | None]]) -> Iterator[tuple[bytes, bytes]]:
+        if self.cleared:
+            return ((suffix, value) for suffix, value in pending if value is not None)
+        start = len(self.prefix)
+        committed = ((k[start:], v) for k, v in self._committed.scan(self.prefix))
+        return _merge(committed, pending) if pending else committed
+
+
+def _up_to(head: bytes, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    size_bytes = len(head)
+    for suffix, value in entries:
+        if suffix[:size_bytes] > head:
+            return
+        yield suffix, value
 
 
 def _merge(

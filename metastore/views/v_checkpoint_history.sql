@@ -4,7 +4,8 @@
 --   restore_ms (of the subtask that took longest to bring its state to the parent), input_rows,
 --   new_segments, new_bytes and new_files (what became part of the state with it: changelog of the
 --   batch, and bases that were materialised before it), began_at, completed_at,
---   confirmed_at, ended_at (subsumed or aborted).
+--   confirmed_at, ended_at (subsumed or aborted), late_rows (dropped, part of input_rows),
+--   processing_time and watermark (what the batch's timers and TTL went by; 1970 where unused).
 -- Read by: `cairn checkpoints`, dashboards on checkpoint duration and size.
 SELECT
     c.job_id,
@@ -25,14 +26,18 @@ SELECT
     c.began_at,
     c.completed_at,
     c.confirmed_at,
-    c.ended_at
+    c.ended_at,
+    a.late_rows,
+    to_timestamp(CAST(c.processing_ms AS double precision) / 1000) AS processing_time,
+    to_timestamp(CAST(c.watermark_ms AS double precision) / 1000) AS watermark
 FROM cairn.checkpoints AS c
 JOIN cairn.jobs AS j ON j.job_id = c.job_id
 CROSS JOIN LATERAL (
     SELECT
         count(*) AS acks,
         max(subtask_acks.restore_ms) AS restore_ms,
-        CAST(coalesce(sum(subtask_acks.input_rows), 0) AS bigint) AS input_rows
+        CAST(coalesce(sum(subtask_acks.input_rows), 0) AS bigint) AS input_rows,
+        CAST(coalesce(sum(subtask_acks.late_rows), 0) AS bigint) AS late_rows
     FROM cairn.subtask_acks
     WHERE subtask_acks.job_id = c.job_id
       AND subtask_acks.checkpoint_id = c.checkpoint_id

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-from pyspark.sql.types import StructType
 
-import cairn.segments.format as segment_format
-from cairn.handles import SegmentKind
 from cairn.keygroups import KeyGroupRange, range_of
+from cairn.runtime.attempt import Attempt, Input
 from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.group_commit import Request, Running, commit
+from cairn.runtime.group_commit import Request
 from cairn.runtime.materialize import materialize
-from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
 from cairn.segments.snapshot import snapshot
 from cairn.settings import Settings
 from cairn.state.entries import entry_prefix, list_suffix
 from cairn.state.view import Overlay
 from cairn.storage import ObjectStore, open_store
-from metastore.batches import BatchStart
 from metastore.checkpoints import segments_at
 from metastore.engine import run_transaction
 from metastore.runs import Registration, register_run
@@ -45,7 +41,7 @@ def new_run(
     job: str = "words",
     parallelism: int = 2,
     persist_delay_ms: int = 0,
-) -> OperatorPlan:
+) -> RunPlan:
     """Registers a run of a job and returns its plan."""
     settings = Settings(
         max_parallelism=MAX_PARALLELISM,
@@ -78,19 +74,13 @@ def new_run(
     )
 
 
-def plan_of(facts: Mapping[str, Any]) -> OperatorPlan:
+def plan_of(facts: Mapping[str, Any]) -> RunPlan:
     """Returns a plan from what `facts_of` gives."""
-    return OperatorPlan(
-        **{**facts, "settings": Settings(**facts["settings"])},
-        key_columns=(),
-        key_schema={},
-        input_schema=StructType(),
-        output_schema=StructType(),
-        states={},
-    )
+    tasks = facts["parallelism"]
+    return RunPlan(**{**facts, "settings": Settings(**facts["settings"]), "tasks": tasks})
 
 
-def facts_of(plan: OperatorPlan) -> dict[str, Any]:
+def facts_of(plan: RunPlan) -> dict[str, Any]:
     """Returns what tells a plan from others, as JSON values."""
     names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage", "metastore_url")
     return {**{name: getattr(plan, name) for name in names}, "settings": asdict(plan.settings)}
@@ -100,7 +90,7 @@ def facts_of(plan: OperatorPlan) -> dict[str, Any]:
 class Task:
     """One attempt of one subtask at one batch on one executor."""
 
-    plan: OperatorPlan
+    plan: RunPlan
     executor: str
     batch_id: int
     subtask: int
@@ -114,12 +104,11 @@ class Task:
         batch = self.plan.batch(QUERY, self.batch_id)
         manager = TaskManager(self.plan, self.executor)
         store = self.store or open_store(self.plan.storage)
-        start = manager.begin(batch)
-        attempt_id = str(uuid4())
+        attempt = Attempt(manager, store, batch, manager.begin(batch), self.task_attempt)
         yield "begun"
         with (
-            Running(manager, start.checkpoint_id, attempt_id),
-            parent_state(manager, store, self.subtask, start) as reader,
+            attempt.running(),
+            parent_state(manager, store, self.subtask, attempt.start) as reader,
         ):
             yield "restored"
             if self.materializes:
@@ -127,41 +116,16 @@ class Task:
                 yield "materialised"
             overlay = Overlay(reader)
             self.write(overlay, self.plan.key_groups(self.subtask))
-            request = self._spool(manager, start, attempt_id, overlay)
-            leave_request(manager, request)
+            part = attempt.spool(self.subtask, overlay, Input(rows=1))
+            leave_request(manager, attempt.request([part]))
             yield "asked"
-            commit(manager, store, batch, request)
+            attempt.commit([part])
         yield "acknowledged"
 
     def run(self) -> None:
         """Does all of it."""
         for _ in self.steps():
             pass
-
-    def _spool(
-        self, manager: TaskManager, start: BatchStart, attempt_id: str, overlay: Overlay
-    ) -> Request:
-        changes = overlay.changes()
-        data = b""
-        if changes.keys:
-            data = segment_format.encode(
-                changes.ops,
-                changes.keys,
-                changes.values,
-                metadata={"job": self.plan.job, "kind": SegmentKind.CHANGELOG.value},
-            )
-            write_whole(manager.spool_file(start.checkpoint_id, attempt_id), data)
-        return Request(
-            start.checkpoint_id,
-            self.subtask,
-            attempt_id,
-            self.task_attempt,
-            1,
-            0,
-            len(data),
-            hashlib.sha256(data).hexdigest(),
-            len(changes.keys),
-        )
 
 
 def leave_request(manager: TaskManager, request: Request) -> None:
@@ -170,12 +134,12 @@ def leave_request(manager: TaskManager, request: Request) -> None:
     write_whole(path, msgspec.msgpack.encode(request))
 
 
-def on_host(plan: OperatorPlan, local_dir: str) -> OperatorPlan:
+def on_host(plan: RunPlan, local_dir: str) -> RunPlan:
     """Returns the plan as the executors of a host with its own local directory have it."""
     return replace(plan, settings=replace(plan.settings, local_dir=local_dir))
 
 
-def read_back(plan: OperatorPlan, checkpoint_id: int, groups: KeyGroupRange = EVERYTHING) -> Any:
+def read_back(plan: RunPlan, checkpoint_id: int, groups: KeyGroupRange = EVERYTHING) -> Any:
     """Returns a checkpoint's state in some key groups, from the metastore and storage alone."""
     handles = run_transaction(
         plan.metastore_url,

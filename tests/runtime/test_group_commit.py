@@ -22,7 +22,7 @@ from sqlalchemy import text
 from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.plan import RunPlan
 from cairn.storage.posix import PosixStore
 from metastore.engine import open_engine
 from tests.runtime.one_task import run_task
@@ -48,7 +48,7 @@ KILLS = [
 
 
 @pytest.fixture
-def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> OperatorPlan:
+def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> RunPlan:
     return new_run(
         metastore_url,
         tmp_storage,
@@ -58,18 +58,18 @@ def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> OperatorPlan:
     )
 
 
-def task(plan: OperatorPlan, subtask: int, attempt: int = 1, batch_id: int = 0) -> Task:
+def task(plan: RunPlan, subtask: int, attempt: int = 1, batch_id: int = 0) -> Task:
     return Task(plan, "executor", batch_id, subtask, attempt, remember(batch_id))
 
 
-def rows(plan: OperatorPlan, statement: str) -> list[Any]:
+def rows(plan: RunPlan, statement: str) -> list[Any]:
     """Returns the rows of a statement, of which each has one column or is a tuple."""
     with open_engine(plan.metastore_url).connect() as connection:
         found = [tuple(row) for row in connection.execute(text(statement))]
     return [row[0] if len(row) == 1 else row for row in found]
 
 
-def assert_complete(plan: OperatorPlan) -> None:
+def assert_complete(plan: RunPlan) -> None:
     """Checkpoint 1 is whole, each subtask has one segment in it, and the state is right."""
     assert rows(plan, "SELECT status FROM cairn.checkpoints WHERE checkpoint_id = 1") == [
         "COMPLETED"
@@ -79,7 +79,7 @@ def assert_complete(plan: OperatorPlan) -> None:
     assert read_back(plan, 1) == remembered(1)
 
 
-def assert_nothing_unknown(plan: OperatorPlan) -> None:
+def assert_nothing_unknown(plan: RunPlan) -> None:
     """Every object has a file row that is to live or to go; every sealed file its object."""
     known = dict(rows(plan, "SELECT path, status FROM cairn.physical_files"))
     objects = {found.path for found in PosixStore(Path(plan.storage[7:])).list(f"{plan.job_id}/")}
@@ -88,7 +88,7 @@ def assert_nothing_unknown(plan: OperatorPlan) -> None:
 
 
 @contextmanager
-def processes(plan: OperatorPlan, kill_first_at: str = "") -> Iterator[list[OtherProcess]]:
+def processes(plan: RunPlan, kill_first_at: str = "") -> Iterator[list[OtherProcess]]:
     """Yields a process per subtask, all running with their parent's state."""
     started = [
         OtherProcess(plan, subtask, kill_first_at if subtask == 0 else "")
@@ -105,7 +105,7 @@ def processes(plan: OperatorPlan, kill_first_at: str = "") -> Iterator[list[Othe
 class OtherProcess:
     """A task in a process forked from one that has everything imported."""
 
-    def __init__(self, plan: OperatorPlan, subtask: int, kill_at: str) -> None:
+    def __init__(self, plan: RunPlan, subtask: int, kill_at: str) -> None:
         self._pipe, other_end = FORKS.Pipe()
         self.process = FORKS.Process(
             target=run_task, args=(other_end, facts_of(plan), "executor", subtask, kill_at)
@@ -127,7 +127,7 @@ class OtherProcess:
         self._pipe.close()
 
 
-def wait_for_requests(plan: OperatorPlan, number: int) -> None:
+def wait_for_requests(plan: RunPlan, number: int) -> None:
     pending = TaskManager(plan, "executor").directory / "pending"
     give_up = time.monotonic() + 10
     while len([file for file in pending.iterdir() if file.suffix != ".draft"]) < number:
@@ -136,7 +136,7 @@ def wait_for_requests(plan: OperatorPlan, number: int) -> None:
 
 
 def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
-    plan: OperatorPlan,
+    plan: RunPlan,
 ) -> None:
     with processes(plan) as started:
         for process in started:
@@ -150,7 +150,7 @@ def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
 
 
 @pytest.mark.parametrize("kill_at", KILLS)
-def test_the_others_finish_when_the_holder_is_killed(plan: OperatorPlan, kill_at: str) -> None:
+def test_the_others_finish_when_the_holder_is_killed(plan: RunPlan, kill_at: str) -> None:
     with processes(plan, kill_at) as started:
         holder, *others = started
         holder.go()
@@ -173,7 +173,7 @@ def test_the_others_finish_when_the_holder_is_killed(plan: OperatorPlan, kill_at
     assert read_back(newer, 4) == remembered(4)
 
 
-def test_a_task_whose_request_another_committed_does_nothing_more(plan: OperatorPlan) -> None:
+def test_a_task_whose_request_another_committed_does_nothing_more(plan: RunPlan) -> None:
     waiting = task(plan, 0).steps()
     assert [next(waiting) for _ in range(3)][-1] == "asked"
     quick = replace(plan, settings=replace(plan.settings, persist_delay_ms=0))
@@ -185,7 +185,7 @@ def test_a_task_whose_request_another_committed_does_nothing_more(plan: Operator
 
 
 def test_a_task_that_waits_is_not_told_it_is_done_when_a_newer_run_removes_its_request(
-    plan: OperatorPlan,
+    plan: RunPlan,
 ) -> None:
     for subtask in range(SUBTASKS):
         task(without_delay(plan), subtask).run()
@@ -202,7 +202,7 @@ def test_a_task_that_waits_is_not_told_it_is_done_when_a_newer_run_removes_its_r
     assert rows(plan, "SELECT subtask FROM cairn.subtask_acks WHERE checkpoint_id = 2") == []
 
 
-def test_a_run_whose_directory_is_gone_is_fenced(plan: OperatorPlan) -> None:
+def test_a_run_whose_directory_is_gone_is_fenced(plan: RunPlan) -> None:
     late = task(plan, 0).steps()
     assert [next(late), next(late)] == ["begun", "restored"]
     newer = new_run(plan.metastore_url, plan.storage, plan.settings.local_dir)
@@ -211,7 +211,7 @@ def test_a_run_whose_directory_is_gone_is_fenced(plan: OperatorPlan) -> None:
         list(late)
 
 
-def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: OperatorPlan) -> None:
+def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: RunPlan) -> None:
     patient = replace(plan, settings=replace(plan.settings, persist_delay_ms=300))
     slow = task(plan, 1).steps()
     assert [next(slow), next(slow)] == ["begun", "restored"]
@@ -222,7 +222,7 @@ def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: Ope
     assert len(rows(plan, "SELECT 1 FROM cairn.physical_files")) == 2
 
 
-def test_a_task_that_is_dead_is_not_waited_for(plan: OperatorPlan) -> None:
+def test_a_task_that_is_dead_is_not_waited_for(plan: RunPlan) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     manager = TaskManager(plan, "executor")
@@ -234,7 +234,7 @@ def test_a_task_that_is_dead_is_not_waited_for(plan: OperatorPlan) -> None:
 
 
 def test_of_a_dead_attempts_request_and_its_successors_the_later_counts(
-    plan: OperatorPlan,
+    plan: RunPlan,
 ) -> None:
     quick = without_delay(plan)
     killed = task(quick, 0, attempt=1).steps()
@@ -246,7 +246,7 @@ def test_of_a_dead_attempts_request_and_its_successors_the_later_counts(
     assert rows(plan, "SELECT task_attempt FROM cairn.subtask_acks ORDER BY subtask") == [2, 3, 4]
 
 
-def test_two_executors_commit_each_their_own_file(plan: OperatorPlan, tmp_path: Path) -> None:
+def test_two_executors_commit_each_their_own_file(plan: RunPlan, tmp_path: Path) -> None:
     quick = without_delay(plan)
     other_host = on_host(quick, str(tmp_path / "other-host"))
     tasks = [
@@ -282,7 +282,7 @@ class FailingStore(PosixStore):
 
 
 def test_a_write_that_failed_acknowledges_nobody_and_the_next_holder_writes_anew(
-    plan: OperatorPlan,
+    plan: RunPlan,
 ) -> None:
     quick = without_delay(plan)
     store = FailingStore(Path(plan.storage.removeprefix("file://")))
@@ -297,7 +297,7 @@ def test_a_write_that_failed_acknowledges_nobody_and_the_next_holder_writes_anew
     assert_nothing_unknown(plan)
 
 
-def test_old_spools_requests_and_receipts_do_not_pile_up(plan: OperatorPlan) -> None:
+def test_old_spools_requests_and_receipts_do_not_pile_up(plan: RunPlan) -> None:
     quick = without_delay(plan)
     for batch_id in range(5):
         for subtask in range(SUBTASKS):
@@ -313,5 +313,5 @@ def test_old_spools_requests_and_receipts_do_not_pile_up(plan: OperatorPlan) -> 
     assert os.listdir(directory.parent) == [directory.name]
 
 
-def without_delay(plan: OperatorPlan) -> OperatorPlan:
+def without_delay(plan: RunPlan) -> RunPlan:
     return replace(plan, settings=replace(plan.settings, persist_delay_ms=0))

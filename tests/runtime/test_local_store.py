@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,17 +17,24 @@ from hypothesis import strategies as st
 
 from cairn.errors import StorageError
 from cairn.keygroups import KeyGroupRange
+from cairn.runtime import local_store
 from cairn.runtime.local_store import LocalStore, Position
-from cairn.state.entries import entry_prefix, key_group_bounds, list_suffix, split
+from cairn.state.entries import (
+    TIMERS_BY_EXPIRY,
+    entry_prefix,
+    key_group_bounds,
+    list_suffix,
+    split,
+)
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 from tests.runtime.local_writer import COUNT
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUE, LIST, MAP = 1, 2, 3
 
-# Around the 479 bytes that a stored key keeps of a long one and LMDB's limit of 511, with a common
-# head: grouping keys that are prefixes of each other, and such that differ at the end only.
-LENGTHS = [0, 1, 5, 460, 470, 471, 472, 478, 486, 494, 495, 502, 503, 504, 510, 600]
+# Around the 400 bytes of the longest prefix that is stored as it is and LMDB's limit of 511, with a
+# common head: grouping keys that are prefixes of each other, and such that differ at the end only.
+LENGTHS = [0, 1, 5, 384, 390, 391, 392, 393, 394, 400, 470, 494, 502, 503, 504, 600]
 grouping_keys = st.builds(
     lambda size, end: (b"k" * size)[: max(0, size - len(end))] + end,
     st.sampled_from(LENGTHS),
@@ -35,7 +43,7 @@ grouping_keys = st.builds(
 user_keys = st.builds(
     lambda head, size, end: head + b"u" * size + end,
     st.sampled_from([b"", b"\x00", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"]),
-    st.sampled_from([0, 1, 20, 500]),
+    st.sampled_from([0, 1, 20, 68, 69, 70, 79, 100, 111, 460, 469, 470, 471, 497, 500]),
     st.sampled_from([b"", b"a", b"b", b"c", b"d"]),
 )
 sequences = st.sampled_from([0, 1, 255, 2**63, 2**64 - 1])
@@ -52,7 +60,7 @@ entry_keys = st.one_of(
     # Few maps, so that each has several long keys.
     st.builds(
         lambda size, user: entry_prefix(1, MAP, b"k" * size) + user,
-        st.sampled_from([5, 470, 600]),
+        st.sampled_from([5, 391, 392, 393, 600]),
         user_keys,
     ),
 )
@@ -174,6 +182,59 @@ def test_a_list_whose_elements_are_all_gone_has_no_last(tmp_path: Path) -> None:
         with store.read() as reader:
             assert reader.last(prefix) is None
             assert reader.get(neighbour) == b""
+
+
+def distinct(number: int, size_bytes: int) -> bytes:
+    return number.to_bytes(4, "big") + b"k" * (size_bytes - 4)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix_bytes"),
+    [
+        (entry_prefix(1, MAP, b"k"), 20),
+        (entry_prefix(1, MAP, b"k"), 600),
+        (entry_prefix(1, MAP, b"k" * 600), 8),
+        (entry_prefix(1, MAP, b"k" * 600), 600),
+        (entry_prefix(1, TIMERS_BY_EXPIRY, b""), 600),
+    ],
+    ids=["short keys", "long user keys", "a long key", "both", "timers of long keys"],
+)
+def test_the_first_and_the_last_of_100_000_entries_are_found_without_reading_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: bytes, suffix_bytes: int
+) -> None:
+    store = LocalStore(tmp_path / "subtask-0-1")
+    keys = [prefix + distinct(number, suffix_bytes) for number in range(100_000)]
+    with store.write() as writer:
+        writer.apply(Changes([PUT] * len(keys), keys, [b""] * len(keys)))
+    reads = []
+    real = local_store._real
+
+    def counted(stored_key: bytes, value: bytes) -> tuple[bytes, bytes]:
+        reads.append(stored_key)
+        return real(stored_key, value)
+
+    monkeypatch.setattr(local_store, "_real", counted)
+    with store.read() as reader:
+        scan = reader.scan(prefix)
+        assert [key for key, _ in islice(scan, 3)] == keys[:3]
+        scan.close()  # type: ignore[attr-defined]  # it is a generator
+        assert reader.get(keys[-1]) == b""
+        if suffix_bytes == 8:
+            assert reader.last(prefix) == keys[-1]
+        assert len(reads) <= 4
+
+
+def test_a_value_of_64_mb_and_its_removal(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "subtask-0-1")
+    value = b"v" * (64 << 20)
+    keys = [entry_prefix(0, VALUE, b"k" * size) for size in (5, 600)]
+    with store.write() as writer:
+        writer.apply(Changes([PUT, PUT], keys, [value, value]))
+    with store.read() as reader:
+        assert all(reader.get(key) == value for key in keys)
+    with store.write() as writer:
+        writer.apply(Changes([DELETE, DELETE], keys, [None, None]))
+    assert contents(store) == {}
 
 
 def test_a_reader_keeps_its_snapshot_while_others_write(tmp_path: Path) -> None:

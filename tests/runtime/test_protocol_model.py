@@ -33,7 +33,7 @@ from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime import local_store
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.plan import RunPlan
 from cairn.state.entries import entry_prefix
 from cairn.state.view import Overlay
 from cairn.storage.posix import PosixStore
@@ -189,7 +189,7 @@ class Protocol(RuleBasedStateMachine):
     def clean(self) -> None:
         cleanup_job(self.url, self.job)
 
-    def on(self, host: str) -> OperatorPlan:
+    def on(self, host: str) -> RunPlan:
         return on_host(self.plan, str(self.root / f"host-{host}-{self.hosts[host]}"))
 
     def task(self, subtask: int, executor: tuple[str, str], materializes: bool) -> Task:

@@ -16,7 +16,7 @@ from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.local_store import Position, open_local
-from cairn.runtime.plan import OperatorPlan
+from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
 from cairn.state.entries import entry_prefix, split
 from cairn.storage import open_store
@@ -40,10 +40,10 @@ class Stream:
     url: str
     storage: str
     local_dir: str
-    plan: OperatorPlan = field(init=False)
+    plan: RunPlan = field(init=False)
     attempts: int = 0
 
-    def restart(self, parallelism: int = 2) -> OperatorPlan:
+    def restart(self, parallelism: int = 2) -> RunPlan:
         self.plan = new_run(self.url, self.storage, self.local_dir, parallelism=parallelism)
         return self.plan
 
@@ -52,7 +52,7 @@ class Stream:
         batch_id: int,
         subtask: int,
         *,
-        plan: OperatorPlan | None = None,
+        plan: RunPlan | None = None,
         executor: str = "one",
     ) -> Task:
         self.attempts += 1

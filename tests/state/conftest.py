@@ -13,6 +13,8 @@ class DictState:
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
         self.reads: list[str] = []
+        self.scanned = 0
+        """How many entries were taken from scans."""
 
     def get(self, key: bytes, /) -> bytes | None:
         self.reads.append("get")
@@ -21,11 +23,15 @@ class DictState:
     def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
         self.reads.append("scan")
         found = sorted(item for item in self.entries.items() if item[0].startswith(prefix))
-        return iter(found)
+        return map(self._count, found)
 
     def last(self, prefix: bytes, /) -> bytes | None:
         self.reads.append("last")
         return max((key for key in self.entries if key.startswith(prefix)), default=None)
+
+    def _count(self, entry: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        self.scanned += 1
+        return entry
 
     def apply(self, changes: Changes) -> None:
         for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):

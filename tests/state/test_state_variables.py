@@ -220,25 +220,6 @@ def test_declaring_what_is_not_in_the_plan_is_refused(
         handle.getValueState(name, "n long")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda handle: handle.registerTimer(1),
-        lambda handle: handle.deleteTimer(1),
-        lambda handle: handle.listTimers(),
-        lambda handle: handle.getValueState("v", "n long", 1000),
-        lambda handle: handle.getListState("l", "n long", ttlDurationMs=1000),
-        lambda handle: handle.getMapState("m", "n long", "n long", 1000),
-    ],
-)
-def test_timers_and_ttl_are_refused_and_never_ignored(
-    committed: DictState, call: Callable[[Any], Any]
-) -> None:
-    for handle in (DeclaringHandle(lambda schema: NUMBER), StateHandle(SPECS, Overlay(committed))):
-        with pytest.raises(BadInputError, match=r"does not support (timers|TTL) yet"):
-            call(handle)
-
-
 def test_delete_if_exists_takes_unknown_names_only(handle: StateHandle) -> None:
     handle.deleteIfExists("unknown")
     with pytest.raises(BadInputError, match="deleteIfExists names the state variable v"):

@@ -1,0 +1,201 @@
+"""Building the plan of a call of transformWithState: on a stream, and on a batch DataFrame."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from cairn.errors import BadInputError
+from cairn.runtime.initial import pack, write_initial_rows
+from cairn.runtime.inputs import Inputs, with_event_time
+from cairn.runtime.operator import run_batch_task, run_task
+from cairn.runtime.placement import route, task_slots, warn_if_subtasks_float, with_key_hash
+from cairn.runtime.plan import KEY_HASH_COLUMN, Operator, RunPlan
+from cairn.state.codec import TupleCodec
+from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
+from cairn.state.times import TimeMode
+from cairn.storage import open_store
+from metastore.engine import run_transaction
+from metastore.runs import RegisteredRun, Registration, register_run
+
+if TYPE_CHECKING:
+    from cairn.runtime.job import Job
+
+_FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Initial state: a batch DataFrame and the columns that are its key."""
+
+    df: DataFrame
+    key_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of transformWithState, checked."""
+
+    processor: StatefulProcessor
+    output_schema: StructType
+    time_mode: TimeMode
+    uses_pandas: bool
+    initial: Initial | None
+    event_time_column: str
+
+
+def transform(
+    job: Job, inputs: Inputs, count: int, key_columns: tuple[str, ...], call: Call
+) -> DataFrame:
+    """Returns the DataFrame of what the processor yields; `count` is how many inputs there are."""
+    states, deleted = _declare(call.processor, call.time_mode)
+    session = inputs.df.sparkSession
+    key_schema = StructType([inputs.row_schema[name] for name in key_columns]).jsonValue()
+    TupleCodec(key_schema, name="key")  # refuses what state cannot hold
+    operator = Operator(
+        job=job.name,
+        processor=cloudpickle.dumps(call.processor),  # type: ignore[no-untyped-call]
+        uses_pandas=call.uses_pandas,
+        time_mode=call.time_mode,
+        key_columns=key_columns,
+        key_schema=key_schema,
+        row_schema=inputs.row_schema,
+        output_schema=call.output_schema,
+        states={s.name: VariableSpec.of(s, number) for number, s in enumerate(states)},
+        event_time=inputs.event_time,
+        inputs=count,
+        initial_schema=call.initial.df.schema if call.initial else None,
+        initial_key_columns=call.initial.key_columns if call.initial else (),
+        timezone=session.conf.get("spark.sql.session.timeZone") or "UTC",
+        frame_rows=int(session.conf.get(_FRAME_ROWS) or 0) or 2**31 - 1,
+    )
+    if inputs.df.isStreaming:
+        return _on_stream(job, inputs, operator, call, states, deleted)
+    return _on_batch(job, inputs, operator, call)
+
+
+def struct(schema: object) -> StructType:
+    """Returns the StructType of a schema given as such or as DDL text.
+
+    Raises:
+        BadInputError: it is neither.
+    """
+    if isinstance(schema, StructType):
+        return schema
+    parsed = StructType.fromDDL(schema) if isinstance(schema, str) else None
+    if not isinstance(parsed, StructType):
+        raise BadInputError(
+            f"a schema is a StructType or DDL text such as 'n long, word string', not {schema!r}"
+        )
+    return parsed
+
+
+def _on_stream(
+    job: Job,
+    inputs: Inputs,
+    operator: Operator,
+    call: Call,
+    states: Sequence[StateDeclaration],
+    deleted: Collection[str],
+) -> DataFrame:
+    session = inputs.df.sparkSession
+    warn_if_subtasks_float(session)
+    open_store(job.storage).check_writable()
+    url = job.open_metastore()
+    run_id = uuid.uuid4()
+    registration = Registration(
+        run_id=run_id,
+        job=job.name,
+        storage=job.storage,
+        parallelism=job.parallelism,
+        max_parallelism=job.settings.max_parallelism,
+        num_retained=job.settings.num_retained,
+        key_schema=operator.key_schema,
+        states=states,
+        deleted_states=deleted,
+        watermark_delays_ms=inputs.delays_ms,
+        watermark_job_id=inputs.watermark_job_id,
+        time_mode=operator.time_mode.value,
+    )
+    run = run_transaction(
+        url,
+        lambda connection: register_run(connection, registration),
+        timeout_ms=job.settings.metastore_timeout_ms,
+        what=f"register a run of job {job.name}",
+    )
+    operator = _with_ids(operator, call, run)
+    plan = RunPlan(
+        job=job.name,
+        job_id=run.job_id,
+        run_id=str(run_id),
+        epoch=run.epoch,
+        parallelism=job.parallelism,
+        storage=job.storage,
+        metastore_url=url,
+        settings=job.settings,
+        tasks=min(job.parallelism, task_slots(session) or job.parallelism),
+    )
+    if call.initial and not run.has_state:
+        initial = with_key_hash(call.initial.df, call.initial.key_columns)
+        written = write_initial_rows(plan, operator, route(initial, plan))
+        plan = dataclasses.replace(plan, initial_rows=tuple(written))
+    rows = with_key_hash(inputs.df, operator.key_columns, heartbeat=job.settings.heartbeat_enabled)
+
+    def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_task(plan, operator, batches)
+
+    return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
+
+
+def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
+    rows = with_key_hash(inputs.df, operator.key_columns)
+    if call.initial:
+        initial = with_key_hash(call.initial.df, call.initial.key_columns)
+        rows = pack(rows, initial)
+    memory_bytes = job.settings.task_memory_bytes
+    now_ms = time.time_ns() // 1_000_000
+
+    def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_batch_task(operator, memory_bytes, now_ms, batches)
+
+    by_key = rows.repartition(F.col(KEY_HASH_COLUMN))
+    return by_key.mapInArrow(run_partition, operator.output_schema)
+
+
+def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
+    """Returns the operator with what registering the run has given it."""
+    output_schema = call.output_schema
+    if call.event_time_column:
+        output_schema = with_event_time(output_schema, call.event_time_column, run.job_id)
+    return dataclasses.replace(
+        operator,
+        output_schema=output_schema,
+        states={
+            name: dataclasses.replace(spec, state_id=run.state_ids[name])
+            for name, spec in operator.states.items()
+        },
+        dropped_state_ids=run.dropped_state_ids,
+    )
+
+
+def _declare(
+    processor: StatefulProcessor, mode: TimeMode
+) -> tuple[Sequence[StateDeclaration], Collection[str]]:
+    """Returns the state variables that `init` declares and deletes, run on a copy."""
+    dumped: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
+    copy: StatefulProcessor = cloudpickle.loads(dumped)  # our own, not from storage
+    handle = DeclaringHandle(lambda schema: struct(schema).jsonValue(), mode)
+    copy.init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
+    copy.close()
+    return handle.declarations, handle.deleted

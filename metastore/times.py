@@ -1,0 +1,129 @@
+"""What time a batch has: processing time and watermark, the same whenever the batch runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from cairn.errors import RefusedError
+from metastore.models import Checkpoint, SubtaskAck
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTimes:
+    """Times of one checkpoint in ms since 1970; `max_event_ms` is by input, None: no row yet."""
+
+    processing_ms: int
+    watermark_ms: int
+    max_event_ms: list[int | None]
+
+
+BEFORE_ALL = CheckpointTimes(0, 0, [])
+
+
+def times_of(connection: Connection, job_id: str, checkpoint_id: int | None) -> CheckpointTimes:
+    """Returns a checkpoint's times; those before all batches where there is no checkpoint."""
+    if checkpoint_id is None:
+        return BEFORE_ALL
+    row = connection.execute(
+        select(Checkpoint.processing_ms, Checkpoint.watermark_ms, Checkpoint.max_event_ms).where(
+            Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id
+        )
+    ).one()
+    return CheckpointTimes(*row)
+
+
+def next_times(
+    connection: Connection,
+    run: Row[*tuple[Any, ...]],
+    query_id: str,
+    batch_id: int,
+    parent_id: int | None,
+) -> CheckpointTimes:
+    """Returns the times of the batch that follows a checkpoint.
+
+    The watermark is Spark's: the least over the inputs of the latest event time seen minus the
+    input's delay, as of the end of the parent, and never less than the parent's. A batch that an
+    older run began keeps its processing time.
+
+    Raises:
+        RefusedError: the watermark is another job's, which has not begun this batch.
+    """
+    parent = times_of(connection, run.job_id, parent_id)
+    seen = _seen_in(connection, run.job_id, parent_id) if parent_id is not None else []
+    max_event_ms = latest(parent.max_event_ms, *seen)
+    if run.watermark_job_id is None:
+        watermark_ms = _watermark_ms(max_event_ms, run.watermark_delays_ms)
+    else:
+        watermark_ms = _watermark_of_job(connection, run.watermark_job_id, query_id, batch_id)
+    return CheckpointTimes(
+        max(parent.processing_ms, _processing_ms(connection, run.job_id, query_id, batch_id)),
+        max(parent.watermark_ms, watermark_ms),
+        max_event_ms,
+    )
+
+
+def latest(*by_input: Sequence[int | None]) -> list[int | None]:
+    """Returns the greatest of each input; shorter lists lack the later inputs."""
+    longest = max(map(len, by_input), default=0)
+    padded = [[*times, *[None] * (longest - len(times))] for times in by_input]
+    return [
+        max((time for time in times if time is not None), default=None)
+        for times in zip(*padded, strict=True)
+    ]
+
+
+def _watermark_ms(max_event_ms: Sequence[int | None], delays_ms: Sequence[int]) -> int:
+    padded = [*max_event_ms, *[None] * len(delays_ms)]
+    return min(
+        (
+            0 if seen is None else seen - delay
+            for seen, delay in zip(padded[: len(delays_ms)], delays_ms, strict=True)
+        ),
+        default=0,
+    )
+
+
+def _seen_in(connection: Connection, job_id: str, checkpoint_id: int) -> list[list[int | None]]:
+    return list(
+        connection.scalars(
+            select(SubtaskAck.max_event_ms).where(
+                SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id
+            )
+        )
+    )
+
+
+def _processing_ms(connection: Connection, job_id: str, query_id: str, batch_id: int) -> int:
+    """Returns the time of the batch's first begin, or now."""
+    now_ms = func.floor(func.extract("epoch", func.now()) * 1000)
+    first = select(func.min(Checkpoint.processing_ms)).where(
+        Checkpoint.job_id == job_id,
+        Checkpoint.query_id == query_id,
+        Checkpoint.batch_id == batch_id,
+    )
+    chosen = select(func.coalesce(first.scalar_subquery(), now_ms))
+    return int(connection.execute(chosen).scalar_one())
+
+
+def _watermark_of_job(connection: Connection, job_id: str, query_id: str, batch_id: int) -> int:
+    found = connection.scalar(
+        select(Checkpoint.watermark_ms)
+        .where(
+            Checkpoint.job_id == job_id,
+            Checkpoint.query_id == query_id,
+            Checkpoint.batch_id == batch_id,
+        )
+        .order_by(Checkpoint.epoch.desc())
+        .limit(1)
+    )
+    if found is None:
+        raise RefusedError(
+            f"the watermark follows job {job_id}, which has not begun batch {batch_id} of this "
+            "query: both jobs have to be in one query and use one metastore",
+            job=job_id,
+        )
+    return found
