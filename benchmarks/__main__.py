@@ -27,6 +27,7 @@ from cairn.errors import CairnError
 from metastore.embedded import stop
 
 FULL = Effort()
+NARROWEST = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,12 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         sys.stdout.write(measured)
     else:
-        print_tables(results, Console())
+        print_tables(results, Console(width=max(NARROWEST, Console().width)))
         told.print(f"Measurements and plot: {args.output}/result.json, result.svg", markup=False)
     return 0
 
 
 def _run(args: argparse.Namespace, told: Console) -> list[Result]:
+    if args.quick:  # gone before an optimising compiler pays
+        os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     work = args.output.absolute() / "work"
     metastore = f"embedded:{work / 'metastore'}"
     if work.exists():  # a run that was killed

@@ -18,7 +18,7 @@ class Repetition:
         trigger_ms: `durationMs.triggerExecution` of the same.
         files: state files that appeared in storage, over all batches.
         checksum_files: how many of these are checksums that the local file system adds.
-        requests: what S3 was asked for after the plan was built, over all batches.
+        requests: how many S3 got in the batches after the first, which also restores state.
         batches: how many batches there were, the first one too.
     """
 

@@ -30,13 +30,12 @@ class SlowS3:
 
     Attributes:
         delay_ms: how long each request waits.
-        requests: how many there were.
+        arrived_s: when each came, in seconds since the epoch.
     """
 
     def __init__(self) -> None:
         self.delay_ms = 0
-        self.requests = 0
-        self._counting = threading.Lock()
+        self.arrived_s: list[float] = []
         self._environment: dict[str, str] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
@@ -73,8 +72,7 @@ class SlowS3:
     def _answer(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        with self._counting:
-            self.requests += 1
+        self.arrived_s.append(time.time())
         time.sleep(self.delay_ms / 1000)
         answer: Iterable[bytes] = self._moto(environ, start_response)
         return answer

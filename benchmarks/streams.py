@@ -68,7 +68,6 @@ class Stream:
         tables: list[pa.Table] = []
         began_s = time.time()
         stream = self._plan(session)
-        requests = self._place.s3.requests
         writer = stream.writeStream.outputMode("update").trigger(availableNow=True)
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         if collect:
@@ -93,7 +92,7 @@ class Stream:
             trigger_ms=[batch["triggerExecution"] for batch in durations[1:]],
             files=len(appeared),
             checksum_files=sum(path.name.endswith(".crc") for path in appeared),
-            requests=self._place.s3.requests - requests,
+            requests=sum(at_s > first_ended_s for at_s in self._place.s3.arrived_s),
             batches=len(progress),
         ), tables
 
