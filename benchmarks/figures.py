@@ -139,4 +139,4 @@ def _files(one: Repetition) -> float:
 
 
 def _requests(one: Repetition) -> float:
-    return one.requests / (one.batches - 1)
+    return statistics.median(one.requests)

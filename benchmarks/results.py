@@ -18,7 +18,7 @@ class Repetition:
         trigger_ms: `durationMs.triggerExecution` of the same.
         files: state files that appeared in storage, over all batches.
         checksum_files: how many of these are checksums that the local file system adds.
-        requests: how many S3 got in the batches after the first, which also restores state.
+        requests: how many S3 got in each of the same.
         batches: how many batches there were, the first one too.
     """
 
@@ -28,7 +28,7 @@ class Repetition:
     trigger_ms: list[int]
     files: int
     checksum_files: int
-    requests: int
+    requests: list[int]
     batches: int
 
 

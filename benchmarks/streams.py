@@ -18,7 +18,8 @@ from benchmarks.results import Repetition
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
-from cairn.runtime.placement import route
+from cairn.runtime.placement import route, task_slots, with_key_hash
+from cairn.runtime.plan import RunPlan
 from cairn.settings import Settings
 
 
@@ -84,15 +85,14 @@ class Stream:
             raise RuntimeError(f"{self.engine.name}: {len(progress)} batches of {len(files)} files")
         appeared = self._stored() - known
         durations = [batch["durationMs"] for batch in progress]
-        first_ended_s = _time_s(progress[0]) + durations[0]["triggerExecution"] / 1000
         return Repetition(
-            restart_ms=round((first_ended_s - began_s) * 1000),
+            restart_ms=round((_span_s(progress[0])[1] - began_s) * 1000),
             first_batch_ms=durations[0]["triggerExecution"],
             add_batch_ms=[batch["addBatch"] for batch in durations[1:]],
             trigger_ms=[batch["triggerExecution"] for batch in durations[1:]],
             files=len(appeared),
             checksum_files=sum(path.name.endswith(".crc") for path in appeared),
-            requests=sum(at_s > first_ended_s for at_s in self._place.s3.arrived_s),
+            requests=[self._requests(batch) for batch in progress[1:]],
             batches=len(progress),
         ), tables
 
@@ -124,6 +124,10 @@ class Stream:
             options={"cairn.local-dir": str(self._directory / "local")},
         )
 
+    def _requests(self, progress: Any) -> int:  # noqa: ANN401 - see _span_s
+        began_s, ended_s = _span_s(progress)
+        return sum(began_s <= at_s < ended_s for at_s in self._place.s3.arrived_s)
+
     def _stored(self) -> set[Path]:
         """Returns the files that hold state, not those that hold offsets and commits."""
         roots = (self._checkpoint / "state", self._storage)
@@ -133,14 +137,25 @@ class Stream:
 def _pass_through(rows: DataFrame, parallelism: int) -> DataFrame:
     """Returns the rows by way of Cairn's plan with nothing in it: the least it can cost."""
     names = rows.columns
+    plan = RunPlan(
+        job="floor",
+        job_id="floor",
+        run_id="floor",
+        epoch=0,
+        parallelism=parallelism,
+        storage="",
+        metastore_url="",
+        settings=Settings(),
+        tasks=min(parallelism, task_slots(rows.sparkSession) or parallelism),
+    )
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return (batch.select(names) for batch in batches)
 
-    max_parallelism = Settings().max_parallelism
-    routed = route(rows, ("key",), parallelism=parallelism, max_parallelism=max_parallelism)
-    return routed.mapInArrow(run, rows.schema)
+    return route(with_key_hash(rows, ["key"]), plan).mapInArrow(run, rows.schema)
 
 
-def _time_s(progress: Any) -> float:  # noqa: ANN401 - PySpark's progress has no public type
-    return datetime.fromisoformat(progress["timestamp"]).timestamp()
+def _span_s(progress: Any) -> tuple[float, float]:  # noqa: ANN401 - its class is private
+    """Returns when a batch began and ended, in seconds since the epoch."""
+    began_s = datetime.fromisoformat(progress["timestamp"]).timestamp()
+    return began_s, began_s + progress["durationMs"]["triggerExecution"] / 1000
