@@ -47,6 +47,7 @@ class Figures:
     first_batch_ms: Spread
     restart_ms: Spread
     files: Spread
+    snapshot_files: Spread
     checksum_files: Spread
     requests: Spread
 
@@ -85,6 +86,7 @@ def figures(result: Result) -> Iterator[Figures]:
             first_batch_ms=spread(lambda one: one.first_batch_ms),
             restart_ms=spread(lambda one: one.restart_ms),
             files=spread(_files),
+            snapshot_files=spread(lambda one: one.snapshot_files / one.batches),
             checksum_files=spread(lambda one: one.checksum_files / one.batches),
             requests=spread(_requests),
         )
@@ -134,8 +136,7 @@ def _add_batch_ms(one: Repetition) -> float:
 
 
 def _files(one: Repetition) -> float:
-    """Returns the files a batch, without the checksums that only a local file system has."""
-    return (one.files - one.checksum_files) / one.batches
+    return one.files / one.batches
 
 
 def _requests(one: Repetition) -> float:

@@ -91,11 +91,11 @@ def _times_table(results: Sequence[Result]) -> Table:
 
 def _counts_table(results: Sequence[Result]) -> Table:
     table = _table("A batch: state files created, S3 requests", "workload", "engine")
-    for column in ("files", "and .crc files", "requests"):
+    for column in ("files", "snapshots", ".crc files", "requests"):
         table.add_column(column, justify="right")
     for result in results:
         for one in figures(result):
-            counts = (one.files, one.checksum_files, one.requests)
+            counts = (one.files, one.snapshot_files, one.checksum_files, one.requests)
             table.add_row(one.workload, one.engine, *(f"{count.median:.1f}" for count in counts))
         table.add_section()
     return table

@@ -16,8 +16,9 @@ class Repetition:
         first_batch_ms: the first batch, as Spark's progress tells it.
         add_batch_ms: `durationMs.addBatch` of the batches after the first.
         trigger_ms: `durationMs.triggerExecution` of the same.
-        files: state files that appeared in storage, over all batches.
-        checksum_files: how many of these are checksums that the local file system adds.
+        files: state files that appeared in storage, over all batches, without the next two.
+        snapshot_files: native's snapshots or Cairn's bases, which come by the clock.
+        checksum_files: checksums that Hadoop's local file system adds.
         requests: how many S3 got in each of the same.
         batches: how many batches there were, the first one too.
     """
@@ -27,6 +28,7 @@ class Repetition:
     add_batch_ms: list[int]
     trigger_ms: list[int]
     files: int
+    snapshot_files: int
     checksum_files: int
     requests: list[int]
     batches: int

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,23 @@ class Place:
     directory: Path
     metastore: str
     s3: SlowS3
+
+
+class FileKind(Enum):
+    """What a state file is for: a batch's changes, or one of those that come by the clock."""
+
+    CHANGE = auto()
+    SNAPSHOT = auto()
+    CHECKSUM = auto()
+
+
+def kind_of(path: Path) -> FileKind:
+    """Returns what a file is in native's `state/` directory or in Cairn's storage."""
+    if path.suffix == ".crc":
+        return FileKind.CHECKSUM
+    if path.suffix in (".zip", ".sst") or "shared" in path.parts:
+        return FileKind.SNAPSHOT
+    return FileKind.CHANGE
 
 
 class Stream:
@@ -83,15 +102,16 @@ class Stream:
             session.catalog.clearCache()  # the anchor of Cairn's plan; the next run has its own
         if len(progress) != len(files):
             raise RuntimeError(f"{self.engine.name}: {len(progress)} batches of {len(files)} files")
-        appeared = self._stored() - known
+        kinds = Counter(map(kind_of, self._stored() - known))
         durations = [batch["durationMs"] for batch in progress]
         return Repetition(
             restart_ms=round((_span_s(progress[0])[1] - began_s) * 1000),
             first_batch_ms=durations[0]["triggerExecution"],
             add_batch_ms=[batch["addBatch"] for batch in durations[1:]],
             trigger_ms=[batch["triggerExecution"] for batch in durations[1:]],
-            files=len(appeared),
-            checksum_files=sum(path.name.endswith(".crc") for path in appeared),
+            files=kinds[FileKind.CHANGE],
+            snapshot_files=kinds[FileKind.SNAPSHOT],
+            checksum_files=kinds[FileKind.CHECKSUM],
             requests=[self._requests(batch) for batch in progress[1:]],
             batches=len(progress),
         ), tables
@@ -130,8 +150,8 @@ class Stream:
 
     def _stored(self) -> set[Path]:
         """Returns the files that hold state, not those that hold offsets and commits."""
-        roots = (self._checkpoint / "state", self._storage)
-        return {path for root in roots for path in root.rglob("*") if path.is_file()}
+        found = [*(self._checkpoint / "state").rglob("*"), *self._storage.rglob("*")]
+        return {path.relative_to(self._directory) for path in found if path.is_file()}
 
 
 def _pass_through(rows: DataFrame, parallelism: int) -> DataFrame:

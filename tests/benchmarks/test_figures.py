@@ -15,7 +15,8 @@ ONE = Repetition(
     first_batch_ms=700,
     add_batch_ms=[100, 300, 200],
     trigger_ms=[150, 350, 250],
-    files=12,
+    files=8,
+    snapshot_files=3,
     checksum_files=4,
     requests=[9, 1, 2],
     batches=4,
@@ -41,6 +42,7 @@ def test_figures_are_medians_of_batches_then_of_repetitions() -> None:
     found = next(figures(Result(workload("counting-p2"), {"native": [ONE, other, last]})))
     assert found.add_batch_ms == Spread(400, 200, 2000)
     assert found.files == Spread(2, 2, 5)
+    assert found.snapshot_files == Spread(0.75, 0.75, 0.75)
     assert found.checksum_files == Spread(1, 0, 1)
     assert found.requests == Spread(2, 1, 2)
 
