@@ -19,6 +19,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import aliased
 
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import SegmentHandle, SegmentKind
@@ -61,11 +62,15 @@ class ParentAck:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The checkpoint whose state a batch starts from, and its run. `acks` is by subtask."""
+    """The checkpoint whose state a batch starts from, its run, and the one before with its run.
+
+    `acks` is by subtask.
+    """
 
     checkpoint_id: int
     run_id: str
     parent_checkpoint: int | None
+    parent_run_id: str | None
     parallelism: int
     acks: dict[int, ParentAck]
 
@@ -280,9 +285,26 @@ def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
 
 
 def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
+    before, run_before = aliased(Checkpoint), aliased(Run)
     row = connection.execute(
-        select(Checkpoint.parent_checkpoint, Checkpoint.parallelism, Run.run_id)
+        select(
+            Checkpoint.parent_checkpoint,
+            Checkpoint.parallelism,
+            Run.run_id,
+            run_before.run_id.label("parent_run_id"),
+        )
         .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .outerjoin(
+            before,
+            and_(
+                before.job_id == Checkpoint.job_id,
+                before.checkpoint_id == Checkpoint.parent_checkpoint,
+            ),
+        )
+        .outerjoin(
+            run_before,
+            and_(run_before.job_id == before.job_id, run_before.epoch == before.epoch),
+        )
         .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
     ).one()
     acks = connection.execute(
@@ -295,6 +317,7 @@ def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
         checkpoint_id,
         str(row.run_id),
         row.parent_checkpoint,
+        row.parent_run_id and str(row.parent_run_id),
         row.parallelism,
         {
             ack.subtask: ParentAck(str(ack.attempt_id), ack.segment_id and handle_of(ack))
