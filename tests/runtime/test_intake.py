@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,6 +179,27 @@ def test_what_was_processed_frees_its_disk(local_dirs: Path) -> None:
         intake.read([batch_of(rows)])
         assert len(rows_by_key(intake.parts(0))) == 200
         assert [file for file in local_dirs.rglob("*") if file.is_file()] == []
+
+
+@contextmanager
+def open_files_at_most(more: int) -> Iterator[None]:
+    """Lets this process open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_task_of_many_subtasks_spills_with_few_open_files() -> None:
+    rows: list[InputRow] = [(str(i), i, None, i, 0) for i in range(5000)]
+    with SpillDirectory() as spill, open_files_at_most(150):
+        intake = intake_of(spill, parallelism=128, memory_bytes=1000)
+        intake.read([batch_of(rows[:2500]), batch_of(rows[2500:])])
+        found = [rows_by_key(intake.parts(subtask)) for subtask in range(128)]
+    assert sum(map(len, found)) == 5000
 
 
 COUNTING = pa.proxy_memory_pool(pa.default_memory_pool())  # has to outlive what it allocates
