@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from cairn.runtime.plan import INPUT_COLUMN, KEY_HASH_COLUMN, EventTime, Operato
 from cairn.runtime.spill import SpillDirectory
 from cairn.state.handle import StateDeclaration, VariableSpec
 from cairn.state.times import TimeMode
+from cairn.state.view import DELETE, PUT, Changes
 
 MAX_PARALLELISM = 8
 ROWS = StructType().add("key", "string").add("value", "long").add("at", "timestamp")
@@ -82,3 +83,30 @@ def intake_of(
         spill=spill,
         memory_bytes=memory_bytes,
     )
+
+
+class Committed:
+    """Committed state in a dict: a Reader, which can take a batch's changes."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes, /) -> bytes | None:
+        return self.entries.get(key)
+
+    def scan(self, prefix: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        return iter(sorted(i for i in self.entries.items() if i[0].startswith(prefix)))
+
+    def last(self, prefix: bytes, /) -> bytes | None:
+        return max((key for key in self.entries if key.startswith(prefix)), default=None)
+
+    def apply(self, changes: Changes) -> None:
+        """Makes a batch's changes."""
+        for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):
+            if op == PUT:
+                assert value is not None
+                self.entries[key] = value
+                continue
+            for found in list(self.entries):
+                if found == key or (op != DELETE and found.startswith(key)):
+                    del self.entries[found]
