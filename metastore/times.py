@@ -47,7 +47,7 @@ def next_times(
 
     The watermark is Spark's: the least over the inputs of the latest event time seen minus the
     input's delay, as of the end of the parent, and never less than the parent's. A batch that an
-    older run began keeps its processing time.
+    older run began keeps its times, whatever the delays are now, as Spark's offset log keeps them.
 
     Raises:
         RefusedError: the watermark is another job's, which has not begun this batch.
@@ -55,12 +55,15 @@ def next_times(
     parent = times_of(connection, run.job_id, parent_id)
     seen = _seen_in(connection, run.job_id, parent_id) if parent_id is not None else []
     max_event_ms = latest(parent.max_event_ms, *seen)
+    begun = _begun(connection, run.job_id, query_id, batch_id)
+    if begun is not None:
+        return CheckpointTimes(begun.processing_ms, begun.watermark_ms, max_event_ms)
     if run.watermark_job_id is None:
         watermark_ms = _watermark_ms(max_event_ms, run.watermark_delays_ms)
     else:
         watermark_ms = _watermark_of_job(connection, run.watermark_job_id, query_id, batch_id)
     return CheckpointTimes(
-        max(parent.processing_ms, _processing_ms(connection, run.job_id, query_id, batch_id)),
+        max(parent.processing_ms, _now_ms(connection)),
         max(parent.watermark_ms, watermark_ms),
         max_event_ms,
     )
@@ -97,33 +100,33 @@ def _seen_in(connection: Connection, job_id: str, checkpoint_id: int) -> list[li
     )
 
 
-def _processing_ms(connection: Connection, job_id: str, query_id: str, batch_id: int) -> int:
-    """Returns the time of the batch's first begin, or now."""
-    now_ms = func.floor(func.extract("epoch", func.now()) * 1000)
-    first = select(func.min(Checkpoint.processing_ms)).where(
-        Checkpoint.job_id == job_id,
-        Checkpoint.query_id == query_id,
-        Checkpoint.batch_id == batch_id,
-    )
-    chosen = select(func.coalesce(first.scalar_subquery(), now_ms))
-    return int(connection.execute(chosen).scalar_one())
-
-
-def _watermark_of_job(connection: Connection, job_id: str, query_id: str, batch_id: int) -> int:
-    found = connection.scalar(
-        select(Checkpoint.watermark_ms)
+def _begun(
+    connection: Connection, job_id: str, query_id: str, batch_id: int
+) -> Row[int, int] | None:
+    """Returns processing time and watermark of a batch that was begun before."""
+    return connection.execute(
+        select(Checkpoint.processing_ms, Checkpoint.watermark_ms)
         .where(
             Checkpoint.job_id == job_id,
             Checkpoint.query_id == query_id,
             Checkpoint.batch_id == batch_id,
         )
-        .order_by(Checkpoint.epoch.desc())
         .limit(1)
-    )
-    if found is None:
+    ).one_or_none()
+
+
+def _now_ms(connection: Connection) -> int:
+    now_ms = func.floor(func.extract("epoch", func.now()) * 1000)
+    return int(connection.execute(select(now_ms)).scalar_one())
+
+
+def _watermark_of_job(connection: Connection, job_id: str, query_id: str, batch_id: int) -> int:
+    begun = _begun(connection, job_id, query_id, batch_id)
+    if begun is None:
         raise RefusedError(
             f"the watermark follows job {job_id}, which has not begun batch {batch_id} of this "
             "query: both jobs have to be in one query and use one metastore",
             job=job_id,
         )
-    return found
+    watermark_ms: int = begun.watermark_ms
+    return watermark_ms

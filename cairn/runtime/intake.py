@@ -22,6 +22,7 @@ from cairn.runtime.plan import INPUT_COLUMN, KEY_HASH_COLUMN, Operator
 from cairn.runtime.spill import SpillDirectory, SpillFile
 
 _BITS = 4
+"""Of a hash that rows are split by at a time, into as many files as they have values."""
 _MIX = np.uint32(0x9E3779B1)  # odd, so that equal products mean equal hashes
 
 Hashes = npt.NDArray[np.uint32]
@@ -64,6 +65,8 @@ class Intake:
         self._late_ms = late_ms
         self._spill = spill
         self._memory_bytes = memory_bytes
+        # Each subtask has files of its own, all open at once: few of them where there are many.
+        self._first_bits = max(0, _BITS - (len(subtasks) - 1).bit_length())
         self._batches: list[pa.RecordBatch] = []
         self._size_bytes = 0
         self._files: dict[tuple[int, int], _Bucket] = {}
@@ -104,7 +107,7 @@ class Intake:
                 yield Part([table], is_one_key=False)
         for (owner, _), bucket in sorted(self._files.items()):
             if owner == subtask:
-                yield from self._parts_of(bucket, level=1)
+                yield from self._parts_of(bucket, self._first_bits)
 
     def _subtasks_of(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         groups = hashes.view(np.int32).astype(np.int64) % len(self._subtask_of)
@@ -156,7 +159,7 @@ class Intake:
             owners = self._subtasks_of(hashes)
             for subtask in np.unique(owners).tolist():
                 mine = pa.array(np.flatnonzero(owners == subtask))
-                self._add(self._files, subtask, batch.take(mine), level=0)
+                self._add(self._files, subtask, batch.take(mine), self._first_bits, 0)
         self._batches, self._size_bytes = [], 0
 
     def _add(
@@ -164,10 +167,14 @@ class Intake:
         buckets: dict[tuple[int, int], _Bucket],
         subtask: int,
         batch: pa.RecordBatch,
-        level: int,
+        bits: int,
+        used_bits: int,
     ) -> None:
+        """Adds rows to the files that some bits of their hash name, after those used before."""
         hashes = _hashes(batch)
-        numbers = (hashes * _MIX) >> np.uint32(32 - _BITS * (level + 1)) & np.uint32(2**_BITS - 1)
+        numbers = ((hashes * _MIX) << np.uint32(used_bits)).astype(np.uint64) >> np.uint64(
+            32 - bits
+        )
         order = np.argsort(numbers, kind="stable")
         found, starts = np.unique(numbers[order], return_index=True)
         batch, hashes = batch.take(pa.array(order)), hashes[order]
@@ -180,7 +187,7 @@ class Intake:
             bucket.file.write(batch.slice(start, end - start))
             bucket.is_one_hash &= bool(np.all(hashes[start:end] == bucket.hash))
 
-    def _parts_of(self, bucket: _Bucket, level: int) -> Iterator[Part]:
+    def _parts_of(self, bucket: _Bucket, used_bits: int) -> Iterator[Part]:
         """Yields a file's keys: at once if they fit, else split by more of their hash."""
         file = bucket.file
         if file.size_bytes <= self._memory_bytes:
@@ -190,12 +197,12 @@ class Intake:
         else:
             buckets: dict[tuple[int, int], _Bucket] = {}
             for batch in file.read():
-                self._add(buckets, 0, batch, level)
+                self._add(buckets, 0, batch, _BITS, used_bits)
             file.remove()
             for smaller in buckets.values():
                 smaller.file.close()
             for _, smaller in sorted(buckets.items()):
-                yield from self._parts_of(smaller, level + 1)
+                yield from self._parts_of(smaller, used_bits + _BITS)
         file.remove()
 
     def _one_hash(self, file: SpillFile) -> Iterator[Part]:

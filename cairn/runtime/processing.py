@@ -62,7 +62,8 @@ def process(
         work.fire_timers(processor)
     processor.close()
     work.form.flush()
-    if any(variable.ttl_ms is not None for variable in operator.states.values()):
+    has_ttl = any(variable.ttl_ms is not None for variable in operator.states.values())
+    if has_ttl or operator.dropped_state_ids:  # a dropped one's index goes as it expires
         purge_expired(overlay, share.key_groups, times.processing_ms)
     for state_id in operator.dropped_state_ids:
         _drop(overlay, share.key_groups, state_id)

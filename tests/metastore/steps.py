@@ -63,9 +63,9 @@ class Steps:
         )
         return replace(made, **changes)
 
-    def register(self, parallelism: int = 2) -> int:
+    def register(self, parallelism: int = 2, **changes: Any) -> int:
         """Registers a run; returns its epoch."""
-        registration = self.registration(parallelism)
+        registration = self.registration(parallelism, **changes)
         run: RegisteredRun = self.run(lambda c: register_run(c, registration))
         self.job_id = run.job_id
         self.parallelism[run.epoch] = parallelism

@@ -29,7 +29,15 @@ import cairn
 from cairn.keygroups import range_of
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
-from cairn.state.entries import split
+from cairn.state.entries import (
+    TIME_BYTES,
+    TIMERS,
+    TIMERS_BY_EXPIRY,
+    TTL_BY_EXPIRY,
+    decode_time,
+    split,
+)
+from cairn.state.ttl import HEADER_BYTES
 from cairn.storage import open_store
 from metastore.checkpoints import segments_at
 from metastore.engine import open_engine
@@ -42,7 +50,10 @@ KEYS = 25
 OUTPUT = "key string, n long"
 
 State = dict[tuple[str, str, str], Any]
-"""Value by state variable, key, and user key or index in the list ('' for value state)."""
+"""Value by state variable, key, and user key or index in the list ('' for value state).
+
+A timer is an entry of the variable 'timer' under its expiry.
+"""
 
 
 class Remember(StatefulProcessor):
@@ -228,22 +239,36 @@ def read_state(url: str, job: str, checkpoint_id: int) -> State:
         handles = segments_at(connection, row.job_id, checkpoint_id, key_groups)
     keys = TupleCodec(row.key_schema, name="key")
     state: State = {}
-    lists: dict[str, list[tuple[bytes, int]]] = {}
+    lists: dict[tuple[str, str], list[tuple[bytes, Any]]] = {}
+    due: set[tuple[str, str, str]] = set()
     entries = snapshot(open_store(row.storage), handles, key_groups, job=job)
     for entry_key, data in entries.items():
         parts = split(entry_key)
-        variable = names[parts.state_id]
+        if parts.state_id == TTL_BY_EXPIRY:
+            continue
+        if parts.state_id == TIMERS_BY_EXPIRY:
+            key = keys.decode(parts.suffix[TIME_BYTES:])[0]
+            due.add(("timer", key, str(decode_time(parts.suffix))))
+            continue
         key = keys.decode(parts.key)[0]
-        value = TupleCodec(variable.value_schema, name=variable.name).decode(data)[0]
+        if parts.state_id == TIMERS:
+            state["timer", key, str(decode_time(parts.suffix))] = True
+            continue
+        variable = names[parts.state_id]
+        stored = data[HEADER_BYTES:] if variable.has_ttl else data
+        values = TupleCodec(variable.value_schema, name=variable.name).decode(stored)
+        value = values[0] if len(values) == 1 else values
         if variable.kind.value == "list":
-            lists.setdefault(key, []).append((parts.suffix, value))
+            lists.setdefault((variable.name, key), []).append((parts.suffix, value))
             continue
         user_key = ""
         if variable.kind.value == "map":
             user_key = TupleCodec(variable.user_key_schema, name="").decode(parts.suffix)[0]
         state[variable.name, key, user_key] = value
-    for key, listed in lists.items():
-        state |= {("values", key, str(i)): value for i, (_, value) in enumerate(sorted(listed))}
+    assert due == {entry for entry in state if entry[0] == "timer"}
+    for (name, key), listed in lists.items():
+        ordered = sorted(listed, key=lambda element: element[0])
+        state |= {(name, key, str(i)): value for i, (_, value) in enumerate(ordered)}
     return state
 
 

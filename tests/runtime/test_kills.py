@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
 from metastore.engine import open_engine
 from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
+from tests.runtime import timed_streams
 from tests.runtime.streams import (
     ROOT,
     Settings,
@@ -29,6 +31,13 @@ from tests.runtime.streams import (
     newest_state,
     read_state,
     retained,
+)
+from tests.runtime.timed_streams import (
+    CLOCK,
+    EVENTS,
+    Expected,
+    late_rows,
+    times_of_batches,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,11 +48,13 @@ FILES = 45
 
 
 @contextmanager
-def running(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    settings: Settings, log: Path, program: str = "tests.runtime.streams"
+) -> Iterator[subprocess.Popen[bytes]]:
     """The stream as a process group of its own; nothing of it is left afterwards."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.streams", dump(settings)],
+            [sys.executable, "-m", program, dump(settings)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -68,6 +79,10 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
 
 def has_begun(url: str, run: int) -> bool:
     return begun(url, run) > 0
+
+
+def has_begun_more(url: str, before: int) -> bool:
+    return begun(url) > before
 
 
 def begun(url: str, run: int = 0) -> int:
@@ -167,6 +182,48 @@ def test_subtasks_stay_on_their_executor_and_an_executor_killed_loses_nothing(
         assert kill(executors(process.pid)[0])
         finish(process, log)
     assert_whole(settings, files)
+
+
+def test_timers_ttl_and_watermark_survive_kills_of_driver_and_workers(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    files = 30
+    options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
+    settings = replace(
+        stream(0, parallelism=5, master="local[2,99]", options=options),
+        source=timed_streams.write_source(tmp_path / "timed", files),
+    )
+    log, chance, url = tmp_path / "log", random.Random(), settings.metastore
+    program = "tests.runtime.timed_streams"
+    for _ in range(3):
+        with running(settings, log, program) as process:
+            before = begun(url)
+            wait_until(partial(has_begun_more, url, before), process, log)
+            time.sleep(chance.uniform(0, 4))
+    kills = 0
+    with running(replace(settings, master="local-cluster[2,1,1024]"), log, program) as process:
+        before = begun(url)
+        wait_until(partial(has_begun_more, url, before), process, log)
+        while process.poll() is None and kills < 6:
+            workers = python_workers(process.pid)
+            if workers:
+                kills += kill(chance.choice(workers))
+            time.sleep(chance.uniform(0.5, 1.5))
+        finish(process, log)
+    assert kills >= 2
+    assert_timed(url, files)
+
+
+def assert_timed(url: str, files: int) -> None:
+    """Both streams have fired each timer once, and kept and expired what they should."""
+    expected = Expected.of_events(files)
+    assert newest_state(url, EVENTS) == expected.state
+    assert late_rows(url, EVENTS) == expected.late
+    times = times_of_batches(url, EVENTS)
+    assert {batch: times[batch][1] for batch in times} == expected.watermarks
+    clock = times_of_batches(url, CLOCK)
+    expected = Expected.of_clock({batch: clock[batch][0] for batch in clock})
+    assert newest_state(url, CLOCK) == expected.state
 
 
 def placements(url: str, first: int, last: int) -> dict[int, set[str]]:
