@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -18,6 +18,34 @@ from tests.conformance.scripts import INPUT
 
 Batches = list[list[Row]]
 """The output rows of each batch."""
+
+
+class Grouped(Protocol):
+    """What Spark's GroupedData and Cairn's have in common."""
+
+    def transformWithState(
+        self,
+        statefulProcessor: Any,
+        outputStructType: str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Returns what the processor yields, as rows."""
+        ...
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: Any,
+        outputStructType: str,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Returns what the processor yields, as pandas frames."""
+        ...
 
 
 @dataclass
@@ -36,7 +64,7 @@ class Engine:
 
     def group(
         self, df: DataFrame, *columns: str, job: str = "first", parallelism: int = 2
-    ) -> Any:
+    ) -> Grouped:
         """Returns the grouped DataFrame, which has transformWithState."""
         if self.is_cairn:
             return self.job(job, parallelism).groupBy(df, *columns)
@@ -88,6 +116,12 @@ class Engine:
         for rows in batches:
             self.add_file([_as_json(row) for row in rows])
         return self.run(transform(with_event_time(self.read())))
+
+
+def frame(engine: Engine, rows: Sequence[ScriptRow]) -> DataFrame:
+    """Returns script rows as a batch DataFrame."""
+    found = [(row.key, row.at_ms, json.dumps(row.calls)) for row in rows]
+    return engine.session.createDataFrame(found, INPUT).coalesce(1)
 
 
 def with_event_time(df: DataFrame) -> DataFrame:

@@ -43,9 +43,7 @@ def _calls_of(suffix: str) -> list[SearchStrategy[Call]]:
     ]
 
 
-def calls(
-    *, timers: SearchStrategy[int] | None = None, ttl: bool = False
-) -> SearchStrategy[Call]:
+def calls(*, timers: SearchStrategy[int] | None = None, ttl: bool = False) -> SearchStrategy[Call]:
     """Returns calls on state; `timers` are expiries; `ttl` adds the variables that have it."""
     found = _calls_of("") + (_calls_of("_ttl") if ttl else [])
     if timers is not None:

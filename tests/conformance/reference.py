@@ -5,6 +5,7 @@ Found out by running PySpark 4.3.0, and checked against it by the tests in this 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,16 +39,18 @@ class Handle:
     processing_ms: int = -1
     watermark_ms: int = -1
     timers: dict[Key, set[int]] = field(default_factory=dict)
-    variables: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    lists: dict[str, List] = field(default_factory=dict)
+    maps: dict[str, Map] = field(default_factory=dict)
 
     def getValueState(self, name: str, schema: str, ttl_ms: int | None = None) -> Value:
-        return self.variables.setdefault(name, Value(self, ttl_ms))
+        return self.values.setdefault(name, Value(self, ttl_ms))
 
     def getListState(self, name: str, schema: str, ttl_ms: int | None = None) -> List:
-        return self.variables.setdefault(name, List(self, ttl_ms))
+        return self.lists.setdefault(name, List(self, ttl_ms))
 
     def getMapState(self, name: str, key: str, schema: str, ttl_ms: int | None = None) -> Map:
-        return self.variables.setdefault(name, Map(self, ttl_ms))
+        return self.maps.setdefault(name, Map(self, ttl_ms))
 
     def registerTimer(self, expiry_ms: int) -> None:
         self.timers.setdefault(self.key, set()).add(expiry_ms)
@@ -132,6 +135,8 @@ class Map(_Variable):
 class Reference:
     """Runs batches of script rows. `delay_ms` is that of the watermark; None means there is none.
 
+    `watermark_ms` is the first batch's: 0 in a stream, -1 on a batch DataFrame.
+
     `time_mode` is none, processingtime or eventtime, in lower case.
     """
 
@@ -140,12 +145,13 @@ class Reference:
         new_processor: Callable[[], StatefulProcessor],
         time_mode: str,
         delay_ms: int | None = None,
+        watermark_ms: int = 0,
     ) -> None:
         self._new_processor = new_processor
         self._time_mode = time_mode
         self._delay_ms = delay_ms
         self._handle = Handle()
-        self._watermark_ms = self._late_ms = 0
+        self._watermark_ms = self._late_ms = watermark_ms
 
     def run(
         self,
@@ -154,8 +160,6 @@ class Reference:
         initial: Sequence[tuple[str | None, Any]] = (),
     ) -> dict[str | None, list[tuple[str, str]]]:
         """Runs one batch; returns `(call, result)` by key."""
-        import json
-
         handle = self._handle
         if self._time_mode != "none":
             handle.processing_ms, handle.watermark_ms = processing_ms, self._watermark_ms

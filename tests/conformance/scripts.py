@@ -109,7 +109,7 @@ class Interpreter(StatefulProcessor):
         elif target == "grow":
             return str([self._grow(element) for element in self._targets["list"].get()]), ""
         elif target == "empty":
-            found = [self._targets["map"].removeKey(k) for k in self._targets["map"].keys()]
+            found = [self._targets["map"].removeKey(k) for k, _ in self._targets["map"].iterator()]
             return str(len(found)), ""
         elif target == "try":
             return self._try(rest[0], times)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -59,6 +58,15 @@ HANDWRITTEN: dict[str | None, list[list[Call]]] = {
         [["map", "getValue", K], ["map", "updateValue", ["b", 2], [4]], ["empty"], *dump()],
         [["map", "updateValue", K, [5]], ["map", "clear"], ["map", "getValue", K], *dump()],
     ],
+    "many": [
+        [
+            ["list", "appendList", [[n] for n in range(250)]],
+            *[["map", "updateValue", [str(n), n], [n]] for n in range(250)],
+            *dump(),
+        ],
+        [["list", "appendValue", [-1]], ["map", "removeKey", ["100", 100]], ["grow"], *dump()],
+        [["empty"], ["list", "clear"], *dump()],
+    ],
     "twice in a batch": [[["value", "update", [n, "row"]], ["value", "get"]] for n in range(3)],
     None: [[["value", "update", [0, "the null key"]]], [["value", "get"]], [["value", "get"]]],
     "": [[["value", "update", [0, "the empty key"]]], [["value", "get"]], [["value", "get"]]],
@@ -98,27 +106,3 @@ def test_every_call_on_state_gives_the_same(engine: Engine) -> None:
 
 def test_every_call_on_state_gives_the_same_in_pandas(engine: Engine) -> None:
     check(engine, script(generated=15), in_pandas=True)
-
-
-def test_an_empty_list_is_an_error_for_spark_and_a_list_for_cairn(engine: Engine) -> None:
-    wanted = [
-        ["list", "appendList", [[1], [2]]],
-        ["try", ["list", "appendList", []]],
-        ["list", "get"],
-        ["try", ["list", "put", []]],
-        ["list", "exists"],
-    ]
-    (rows,) = engine.run_scripts(
-        [[ScriptRow("a", wanted)]],
-        lambda df: engine.group(df, "key").transformWithState(
-            Interpreter(), OUTPUT, "Update", "None"
-        ),
-    )
-    results = [row["result"] for row in rows]
-    notes = "".join(row["note"] for row in rows)
-    if engine.is_cairn:
-        assert results == ["", "", "[(1,), (2,)]", "", "False"]
-    else:
-        assert results == ["", "raised", "[(1,), (2,)]", "raised", "True"]
-        assert "ILLEGAL_STATE_STORE_VALUE.EMPTY_LIST_VALUE" in notes
-    assert json.loads(rows[0]["call"]) == wanted[0]

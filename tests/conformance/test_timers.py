@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from tests.conformance.engines import Batches, Engine, by_key, times, with_event_time
+from tests.conformance.engines import Batches, Engine, Grouped, by_key, times, with_event_time
 from tests.conformance.generated import calls, sample, scripts
 from tests.conformance.reference import Reference, ScriptRow
 from tests.conformance.scripts import OUTPUT, Call, Interpreter, InterpreterInPandas, dump
@@ -60,6 +60,7 @@ PROCESSING_TIME: dict[str, list[list[Call]]] = {
         [],
         [],
     ],
+    "many": [[*map(register, range(1000, 1250)), ["on", 1000, [delete(1240)]], *LIST], [], LIST],
     "moves on": [[register(FAR_MS)], [delete(FAR_MS), register(FAR_MS + 1)], LIST],
 }
 
@@ -88,7 +89,10 @@ def batches_of(
     for number, found in enumerate(sample(scripts(drawn, batches=3), generated)):
         of_keys[f"generated {number}"] = found
     return [
-        [ScriptRow("clock", PROBE), *[ScriptRow(k, row) for k, b in of_keys.items() for row in b[n]]]
+        [
+            ScriptRow("clock", PROBE),
+            *[ScriptRow(k, row) for k, b in of_keys.items() for row in b[n]],
+        ]
         for n in range(3)
     ] + [[ScriptRow("clock", PROBE), *[ScriptRow(key, dump(timers=True)) for key in of_keys]]]
 
@@ -167,8 +171,7 @@ def test_event_time_timers_fire_and_late_rows_are_dropped_the_same(
     found = engine.run_scripts(batches, with_watermark(of, "2 seconds"))
     reference = Reference(Interpreter, "eventtime", delay_ms=2_000)
     expected = [
-        reference.run(rows, times(output)[0])
-        for rows, output in zip(batches, found, strict=True)
+        reference.run(rows, times(output)[0]) for rows, output in zip(batches, found, strict=True)
     ]
     assert [by_key(rows) for rows in found] == expected
     watermarks = [times(rows)[1] for rows in found]
@@ -219,10 +222,10 @@ def test_the_watermark_of_two_inputs_is_the_least_once_both_had_rows(engine: Eng
         with_event_time(engine.read(source=source)).withWatermark("at", delay)
         for source, delay in (("left", "0 seconds"), ("right", "5 seconds"))
     ]
+    united = inputs[0].unionByName(inputs[1])
+    grouped: Grouped = united.groupBy("key")
     if engine.is_cairn:
         grouped = engine.job().groupBy(inputs, "key")
-    else:
-        grouped = inputs[0].unionByName(inputs[1]).groupBy("key")
     found = engine.run(grouped.transformWithState(Interpreter(), OUTPUT, "Append", "EventTime"))
     watermarks = [times(rows)[1] for rows in found]
     assert watermarks == [0, 0, 0, START_MS + 18_000]
