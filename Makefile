@@ -1,12 +1,13 @@
 PYTHON ?= python3
 STORAGE ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint lock clean
+.PHONY: help setup demo up bench test lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -18,6 +19,9 @@ demo: $(READY) ## Run the main job on real text and check every count (STORAGE=s
 
 up: $(READY) ## Keep the platform running until Ctrl-C: Postgres, Airflow, the streaming job
 	@$(BIN)/python -m demo.up $(if $(STORAGE),--storage $(STORAGE))
+
+bench: $(READY) ## Measure Cairn beside native Spark, about an hour (BENCH_ARGS="--workload map --batches 2")
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 ##@ Work on it
 setup: $(READY) ## Make .venv with every locked dependency

@@ -19,6 +19,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import aliased
 
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import SegmentHandle, SegmentKind
@@ -34,6 +35,7 @@ from metastore.models import (
     SubtaskAck,
 )
 from metastore.runs import refuse_second_query
+from metastore.states import drop_states
 from metastore.times import next_times, times_of
 
 OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
@@ -60,11 +62,15 @@ class ParentAck:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The checkpoint whose state a batch starts from, and its run. `acks` is by subtask."""
+    """The checkpoint whose state a batch starts from, its run, and the one before with its run.
+
+    `acks` is by subtask.
+    """
 
     checkpoint_id: int
     run_id: str
     parent_checkpoint: int | None
+    parent_run_id: str | None
     parallelism: int
     acks: dict[int, ParentAck]
 
@@ -120,7 +126,13 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
     ).one_or_none()
     if found is None:
         parent_id = _confirm_parent(connection, batch)
-        checkpoint_id = _open_checkpoint(connection, batch, job.next_checkpoint_id, parent_id)
+        checkpoint_id = _open_checkpoint(
+            connection,
+            batch,
+            job.next_checkpoint_id,
+            parent_id,
+            is_first=job.current_epoch < batch.epoch,
+        )
     elif found.status in OPEN:
         checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
     else:
@@ -210,7 +222,12 @@ def _hole(connection: Connection, batch: BatchRef, previous: Row[*tuple[Any, ...
 
 
 def _open_checkpoint(
-    connection: Connection, batch: BatchRef, checkpoint_id: int, parent_id: int | None
+    connection: Connection,
+    batch: BatchRef,
+    checkpoint_id: int,
+    parent_id: int | None,
+    *,
+    is_first: bool,
 ) -> int:
     _abort_older_runs(connection, batch)
     connection.execute(
@@ -224,6 +241,8 @@ def _open_checkpoint(
         .values(started_at=func.coalesce(Run.started_at, func.now()), query_id=batch.query_id)
         .returning(Run.__table__)
     ).one()
+    if is_first:
+        drop_states(connection, batch.job_id, batch.job, run)
     times = next_times(connection, run, batch.query_id, batch.batch_id, parent_id)
     connection.execute(
         insert(Checkpoint).values(
@@ -266,9 +285,26 @@ def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
 
 
 def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
+    before, run_before = aliased(Checkpoint), aliased(Run)
     row = connection.execute(
-        select(Checkpoint.parent_checkpoint, Checkpoint.parallelism, Run.run_id)
+        select(
+            Checkpoint.parent_checkpoint,
+            Checkpoint.parallelism,
+            Run.run_id,
+            run_before.run_id.label("parent_run_id"),
+        )
         .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .outerjoin(
+            before,
+            and_(
+                before.job_id == Checkpoint.job_id,
+                before.checkpoint_id == Checkpoint.parent_checkpoint,
+            ),
+        )
+        .outerjoin(
+            run_before,
+            and_(run_before.job_id == before.job_id, run_before.epoch == before.epoch),
+        )
         .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
     ).one()
     acks = connection.execute(
@@ -281,6 +317,7 @@ def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
         checkpoint_id,
         str(row.run_id),
         row.parent_checkpoint,
+        row.parent_run_id and str(row.parent_run_id),
         row.parallelism,
         {
             ack.subtask: ParentAck(str(ack.attempt_id), ack.segment_id and handle_of(ack))

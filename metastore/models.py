@@ -160,6 +160,10 @@ class Run(Base):
     """Of `withWatermark`, by input; empty: no event time, or that of `watermark_job_id`."""
     watermark_job_id: Mapped[str | None]
     """The job upstream in the same query whose watermark this one follows."""
+    state_ids: Mapped[list[int]] = mapped_column(server_default="{}")
+    """Of the state variables that its processor declares."""
+    deleted_state_ids: Mapped[list[int]] = mapped_column(server_default="{}")
+    """Of those that it deletes, which happens when its first batch begins."""
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     """When its first batch began."""
@@ -188,7 +192,7 @@ class StateVariable(Base):
     user_key_schema: Mapped[dict[str, Any] | None]
     has_ttl: Mapped[bool] = mapped_column(server_default="false")
     dropped_at: Mapped[datetime | None]
-    """When a run called `deleteIfExists` of it; its entries go with that run's batches."""
+    """When a run that deletes it began; its entries go with that run's batches."""
 
 
 class Checkpoint(Base):

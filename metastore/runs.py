@@ -14,7 +14,14 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.layout import new_job_id
 from cairn.state.handle import StateDeclaration
 from metastore.models import Checkpoint, CheckpointStatus, Job, Run
-from metastore.states import columns, describe, dropped_state_ids, register_states
+from metastore.states import (
+    RegisteredState,
+    columns,
+    describe,
+    dropped_state_ids,
+    ids_of,
+    register_states,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +46,14 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRun:
-    """What the metastore answers: ids that the run's tasks carry. `state_ids` is by name.
+    """What the metastore answers: what the run's tasks carry. `states` is by name.
 
     `has_state` tells whether Spark has committed a batch of the job, whose state goes on.
     """
 
     job_id: str
     epoch: int
-    state_ids: Mapping[str, int]
+    states: Mapping[str, RegisteredState]
     dropped_state_ids: tuple[int, ...] = ()
     has_state: bool = False
 
@@ -73,9 +80,8 @@ def register_run(connection: Connection, registration: Registration) -> Register
         select(Job.__table__).where(Job.name == registration.job).with_for_update()
     ).one()
     _check_unchanged(registration, job)
-    state_ids = register_states(
-        connection, job.job_id, registration.job, registration.states, registration.deleted_states
-    )
+    states = register_states(connection, job.job_id, registration.job, registration.states)
+    deleted = ids_of(connection, job.job_id, registration.deleted_states)
     connection.execute(
         update(Job)
         .where(Job.job_id == job.job_id)
@@ -83,9 +89,9 @@ def register_run(connection: Connection, registration: Registration) -> Register
     )
     return RegisteredRun(
         job.job_id,
-        _epoch(connection, job.job_id, registration),
-        state_ids,
-        dropped_state_ids(connection, job.job_id),
+        _epoch(connection, job.job_id, registration, states, deleted),
+        states,
+        (*dropped_state_ids(connection, job.job_id), *deleted),
         _has_state(connection, job.job_id),
     )
 
@@ -97,7 +103,13 @@ def _has_state(connection: Connection, job_id: str) -> bool:
     return bool(connection.scalar(select(of_job.exists())))
 
 
-def _epoch(connection: Connection, job_id: str, registration: Registration) -> int:
+def _epoch(
+    connection: Connection,
+    job_id: str,
+    registration: Registration,
+    states: Mapping[str, RegisteredState],
+    deleted_state_ids: list[int],
+) -> int:
     known = connection.scalar(select(Run.epoch).where(Run.run_id == registration.run_id))
     if known is not None:
         return known
@@ -111,6 +123,8 @@ def _epoch(connection: Connection, job_id: str, registration: Registration) -> i
             parallelism=registration.parallelism,
             watermark_delays_ms=list(registration.watermark_delays_ms),
             watermark_job_id=registration.watermark_job_id,
+            state_ids=[state.state_id for state in states.values()],
+            deleted_state_ids=deleted_state_ids,
         )
         .returning(Run.epoch)
     ).scalar_one()

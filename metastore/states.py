@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, RefusedError
+from cairn.state.evolution import merge
 from cairn.state.handle import StateDeclaration
 from metastore.models import StateKind, StateVariable
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredState:
+    """A variable's id, and the layout that its values are stored by (`cairn.state.evolution`)."""
+
+    state_id: int
+    value_layout: Mapping[str, Any]
 
 
 def register_states(
@@ -18,27 +28,27 @@ def register_states(
     job_id: str,
     job: str,
     states: Sequence[StateDeclaration],
-    deleted: Collection[str],
-) -> dict[str, int]:
-    """Makes the variables that are new and drops those that are deleted; returns ids by name.
+) -> dict[str, RegisteredState]:
+    """Makes the variables that are new; returns those that are declared by name.
 
-    A variable that is neither declared nor deleted stays, with its state, unused.
+    A variable that is not declared stays, with its state, unused.
 
     Raises:
-        BadInputError: a variable exists with another kind, schema or TTL.
+        BadInputError: a variable exists with another kind or TTL, or with a schema whose values
+            the new one could not read.
     """
     rows = connection.execute(
         select(StateVariable.__table__).where(StateVariable.job_id == job_id)
     ).all()
     known = {row.name: row for row in rows if row.dropped_at is None}
     highest = max((row.state_id for row in rows), default=0)
-    ids = {name: row.state_id for name, row in known.items()}
+    registered: dict[str, RegisteredState] = {}
     for state in states:
         if state.name in known:
-            _check_state(job, state, known[state.name])
+            registered[state.name] = _kept(connection, job, state, known[state.name])
             continue
         highest += 1
-        ids[state.name] = highest
+        registered[state.name] = RegisteredState(highest, state.value_schema)
         connection.execute(
             insert(StateVariable).values(
                 job_id=job_id,
@@ -50,22 +60,55 @@ def register_states(
                 has_ttl=state.ttl_ms is not None,
             )
         )
-    if doomed := known.keys() & set(deleted):
-        connection.execute(
-            update(StateVariable)
-            .where(
+    return registered
+
+
+def ids_of(connection: Connection, job_id: str, names: Collection[str]) -> list[int]:
+    """Returns the ids of the variables that the job has of these names."""
+    return list(
+        connection.scalars(
+            select(StateVariable.state_id).where(
                 StateVariable.job_id == job_id,
-                StateVariable.name.in_(doomed),
+                StateVariable.name.in_(names),
                 StateVariable.dropped_at.is_(None),
             )
-            .values(dropped_at=func.now())
         )
-    return ids
+    )
 
 
-def dropped_state_ids(connection: Connection, job_id: str) -> tuple[int, ...]:
+def drop_states(connection: Connection, job_id: str, job: str, run: Row[*tuple[Any, ...]]) -> None:
+    """Drops the variables that a run deletes, when it begins.
+
+    Raises:
+        RefusedError: another run has dropped a variable that this one declares.
+    """
+    lost = connection.scalars(
+        select(StateVariable.name).where(
+            StateVariable.job_id == job_id,
+            StateVariable.state_id.in_(run.state_ids),
+            StateVariable.dropped_at.is_not(None),
+        )
+    ).all()
+    if lost:
+        raise RefusedError(
+            f"the state variables {', '.join(lost)} were deleted by another run after this query's "
+            "plan was built. Build the plan again: they start empty",
+            job=job,
+        )
+    connection.execute(
+        update(StateVariable)
+        .where(
+            StateVariable.job_id == job_id,
+            StateVariable.state_id.in_(run.deleted_state_ids),
+            StateVariable.dropped_at.is_(None),
+        )
+        .values(dropped_at=func.now())
+    )
+
+
+def dropped_state_ids(connection: Connection, job_id: str) -> list[int]:
     """Returns the ids of all variables that were dropped, whose entries are to go."""
-    return tuple(
+    return list(
         connection.scalars(
             select(StateVariable.state_id)
             .where(StateVariable.job_id == job_id, StateVariable.dropped_at.is_not(None))
@@ -74,7 +117,10 @@ def dropped_state_ids(connection: Connection, job_id: str) -> tuple[int, ...]:
     )
 
 
-def _check_state(job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]) -> None:
+def _kept(
+    connection: Connection, job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]
+) -> RegisteredState:
+    """Returns a variable that the job has, with room for what is new in its schema."""
     if (state.ttl_ms is not None) != known.has_ttl:
         raise BadInputError(
             f"state variable {state.name!r} {'has no' if known.has_ttl else 'has'} ttlDurationMs, "
@@ -82,15 +128,26 @@ def _check_state(job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]
             "new variable name",
             job=job,
         )
-    given = (state.kind, columns(state.value_schema), columns(state.user_key_schema))
-    before = (known.kind.value, columns(known.value_schema), columns(known.user_key_schema))
-    if given != before:
+    given = (state.kind, columns(state.user_key_schema))
+    if given != (known.kind.value, columns(known.user_key_schema)):
         raise BadInputError(
-            f"state variable {state.name!r} is a {state.kind} of {describe(state.value_schema)}, "
-            f"but the job's state was made with a {known.kind.value} of "
-            f"{describe(known.value_schema)}. Keep the schema, or use a new variable name",
+            f"state variable {state.name!r} is a {_kind(state.kind, state.user_key_schema)}, but "
+            f"the job's state was made with a {_kind(known.kind.value, known.user_key_schema)}. "
+            "Keep it, or use a new variable name",
             job=job,
         )
+    layout = merge(known.value_schema, state.value_schema, name=state.name)
+    if layout != known.value_schema:
+        connection.execute(
+            update(StateVariable)
+            .where(StateVariable.job_id == known.job_id, StateVariable.state_id == known.state_id)
+            .values(value_schema=layout)
+        )
+    return RegisteredState(known.state_id, layout)
+
+
+def _kind(kind: str, user_key_schema: Mapping[str, Any] | None) -> str:
+    return kind if user_key_schema is None else f"{kind} by {describe(user_key_schema)}"
 
 
 def columns(schema: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None:

@@ -41,6 +41,7 @@ LIBRARIES = {
     "pyspark": ("cairn/runtime/", "spark_jobs/", "demo/"),
     "boto3": ("cairn/storage/s3.py",),
     "botocore": ("cairn/storage/s3.py",),
+    "pandas": ("cairn/runtime/frames.py",),
 }
 UNSAFE_ON_READ = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
@@ -115,9 +116,35 @@ def test_a_heavy_library_is_imported_only_where_it_belongs(library: str) -> None
     assert {path for path in users if not path.startswith(LIBRARIES[library])} == set()
 
 
+def test_pandas_is_imported_late() -> None:
+    early = [
+        path
+        for path, tree in modules().items()
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(name.split(".")[0] == "pandas" for name in imports(ast.Module([node], [])))
+    ]
+    assert early == [], "importing pandas costs a second, and only one of the two forms needs it"
+
+
 def test_only_the_plan_may_unpickle_and_never_from_storage() -> None:
     users = {path for path, name in imported() if UNSAFE_ON_READ & set(name.split("."))}
-    assert users == {"cairn/runtime/job.py"}
+    assert users == {"cairn/runtime/plan.py", "cairn/runtime/planning.py"}
+    unpickled = {
+        f"{path}: {function.name}: {ast.unparse(node.args[0])}"
+        for path in users
+        for function in ast.walk(modules()[path])
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("load", "loads")
+    }
+    # The processor that the driver has pickled, in the driver itself and in the tasks of its plan.
+    assert unpickled == {
+        "cairn/runtime/plan.py: new_processor: self.processor",
+        "cairn/runtime/planning.py: _declare: dumped",
+    }
 
 
 def test_only_the_deleter_deletes_objects() -> None:

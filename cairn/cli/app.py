@@ -71,16 +71,22 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, help_ in (
         ("checkpoints", commands.checkpoints, "list a job's checkpoints"),
         ("files", commands.files, "list a job's files and why each is kept"),
-        ("state", inspect.state, "print a job's state"),
+        ("state", inspect.state, "print a job's state or timers"),
     ):
         command = commands_.add_parser(name, parents=[common], help=help_)
         command.add_argument("job", metavar="JOB", help="the job's name")
         command.set_defaults(run=run)
+    command.epilog = (
+        "A value with TTL comes with the time at which it expires. One that has expired is shown "
+        "until a batch removes it, though no processor sees it any more."
+    )
     command.add_argument("--key", metavar="JSON", help="only this key: an object, array or value")
     command.add_argument(
         "--checkpoint", type=int, metavar="N", help="of this checkpoint, else of the newest"
     )
-    command.add_argument("--name", metavar="STATE", help="only this state variable")
+    what = command.add_mutually_exclusive_group()
+    what.add_argument("--name", metavar="STATE", help="only this state variable")
+    what.add_argument("--timers", action="store_true", help="the timers instead of the state")
 
     cleanup = commands_.add_parser(
         "cleanup", parents=[common], help="subsume old checkpoints, delete what nothing needs"

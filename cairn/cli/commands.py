@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,8 @@ TIMEOUT_MS = 10_000
 """How long a command waits for the metastore."""
 
 _STORE_FAILED = 3
+_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+"""The watermark before any event time, and of jobs without."""
 
 _JOB_COLUMNS = {
     "job_name": "job",
@@ -41,9 +44,11 @@ _CHECKPOINT_COLUMNS = {
     "parallelism": "of",
     "duration_ms": "ms",
     "input_rows": "rows",
+    "late_rows": "late",
     "new_segments": "segments",
     "new_bytes": "size",
     "new_files": "files",
+    "watermark": "watermark (UTC)",
     "began_at": "began (UTC)",
 }
 _FILE_COLUMNS = {
@@ -88,7 +93,9 @@ def jobs(url: str, arguments: Namespace) -> int:
 def checkpoints(url: str, arguments: Namespace) -> int:
     """Lists a job's checkpoints, oldest first."""
     query = "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id ORDER BY checkpoint_id"
-    return _print(_read(url, query, arguments.job), _CHECKPOINT_COLUMNS, arguments)
+    rows = _read(url, query, arguments.job)
+    known = [row if row["watermark"] != _NO_TIME else {**row, "watermark": None} for row in rows]
+    return _print(known, _CHECKPOINT_COLUMNS, arguments)
 
 
 def files(url: str, arguments: Namespace) -> int:

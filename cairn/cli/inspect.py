@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +19,15 @@ from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
-from cairn.state.entries import split
+from cairn.state.entries import (
+    TIMERS,
+    TIMERS_BY_EXPIRY,
+    TTL_BY_EXPIRY,
+    EntryKey,
+    decode_time,
+    split,
+)
+from cairn.state.ttl import HEADER_BYTES
 from cairn.storage import open_store
 from metastore.checkpoints import segments_at
 from metastore.engine import run_transaction
@@ -26,6 +35,20 @@ from metastore.migrate import require_current
 from metastore.models import Checkpoint, CheckpointStatus, Job, StateKind, StateVariable
 
 _READABLE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
+_INDEXES = {TIMERS_BY_EXPIRY, TTL_BY_EXPIRY}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_TIMER_COLUMNS = {"key": "key", "expires": "expires (UTC)"}
+_STATE_COLUMNS = {
+    "state": "state",
+    "key": "key",
+    "index": "index",
+    "map_key": "map key",
+    "value": "value",
+    "expires": "expires (UTC)",
+}
+
+Entry = tuple[EntryKey, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +59,15 @@ class Variable:
     kind: StateKind
     value: TupleCodec
     map_key: TupleCodec | None
+    has_ttl: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContent:
-    """All that is needed to read a checkpoint. `variables` is by state id."""
+    """All that is needed to read a checkpoint. `variables` is by state id.
+
+    `hidden` are the ids of what is not shown: indexes, and state variables that were dropped.
+    """
 
     job: str
     storage: str
@@ -49,11 +76,12 @@ class CheckpointContent:
     max_parallelism: int
     key: TupleCodec
     variables: dict[int, Variable]
+    hidden: set[int]
     handles: list[SegmentHandle]
 
 
 def state(url: str, arguments: Namespace) -> int:
-    """Prints the state of a job as of one checkpoint."""
+    """Prints the state of a job, or its timers, as of one checkpoint."""
     require_current(url, timeout_ms=TIMEOUT_MS)
     content = run_transaction(
         url,
@@ -61,12 +89,15 @@ def state(url: str, arguments: Namespace) -> int:
         timeout_ms=TIMEOUT_MS,
         what=f"finding the state of job {arguments.job}",
     )
-    rows = entries(content, key=_wanted_key(arguments.key, content), name=arguments.name)
+    key = _wanted_key(arguments.key, content)
+    if arguments.timers:
+        rows, columns = timers(content, key), _TIMER_COLUMNS
+    else:
+        rows, columns = entries(content, key, arguments.name), _STATE_COLUMNS
     if arguments.json:
         print_json(rows)
     else:
-        columns = {"state": "state", "key": "key", "index": "index", "map_key": "map key"}
-        print_table(rows, columns | {"value": "value"})
+        print_table(rows, columns)
     return 0
 
 
@@ -87,7 +118,7 @@ def find_content(
     chosen, parallelism = _choose(connection, job_name, job.job_id, checkpoint_id)
     variables = connection.execute(
         select(StateVariable.__table__).where(StateVariable.job_id == job.job_id)
-    )
+    ).all()
     return CheckpointContent(
         job=job_name,
         storage=job.storage,
@@ -95,19 +126,22 @@ def find_content(
         parallelism=parallelism,
         max_parallelism=job.max_parallelism,
         key=TupleCodec(job.key_schema, name="key"),
-        variables={row.state_id: _variable(row) for row in variables},
+        variables={row.state_id: _variable(row) for row in variables if row.dropped_at is None},
+        hidden=_INDEXES | {row.state_id for row in variables if row.dropped_at is not None},
         handles=segments_at(connection, job.job_id, chosen, KeyGroupRange(0, job.max_parallelism)),
     )
 
 
 def entries(
-    content: CheckpointContent, *, key: dict[str, Any] | None = None, name: str | None = None
+    content: CheckpointContent, key: dict[str, Any] | None = None, name: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields a checkpoint's entries as JSON values, one subtask's key groups after another.
+    """Returns an iterator of a checkpoint's state as JSON values, one subtask after another.
+
+    What has expired is there as long as no batch has removed it.
 
     Raises:
         BadInputError: there is no state variable of that name.
-        CorruptSegmentError, StorageError: a segment cannot be read.
+        CorruptSegmentError, StorageError: a segment cannot be read; raised while it is read.
     """
     names = sorted(variable.name for variable in content.variables.values())
     if name is not None and name not in names:
@@ -115,37 +149,76 @@ def entries(
     return _entries(content, key, name)
 
 
+def timers(
+    content: CheckpointContent, key: dict[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields a checkpoint's timers as JSON values, those of a key in order of expiry.
+
+    Raises:
+        CorruptSegmentError, StorageError: a segment cannot be read.
+    """
+    for state_id, shown, group in _by_key(content):
+        if state_id == TIMERS and key in (None, shown):
+            for entry, _ in group:
+                yield {"key": shown, "expires": _time(entry.suffix)}
+
+
 def _entries(
     content: CheckpointContent, key: dict[str, Any] | None, name: str | None
 ) -> Iterator[dict[str, Any]]:
+    for state_id, shown, group in _by_key(content):
+        if state_id == TIMERS:
+            continue
+        variable = content.variables[state_id]
+        if name in (None, variable.name) and key in (None, shown):
+            for index, (entry, value) in enumerate(group):
+                yield _row(variable, shown, index, entry.suffix, value)
+
+
+def _by_key(
+    content: CheckpointContent,
+) -> Iterator[tuple[int, dict[str, Any], Iterator[Entry]]]:
+    """Yields the entries of each key in each state, with the state's id and the key."""
     store = open_store(content.storage)
+    known = content.variables.keys() | {TIMERS}
     for subtask in range(content.parallelism):
         key_groups = range_of(subtask, content.parallelism, content.max_parallelism)
         folded = snapshot(store, content.handles, key_groups, job=content.job)
         parts = ((split(entry_key), value) for entry_key, value in folded.items())
         for (_, state_id, key_bytes), group in groupby(parts, key=lambda part: part[0][:3]):
-            variable = content.variables.get(state_id)
-            if variable is None:
+            if state_id in content.hidden:
+                continue
+            if state_id not in known:
                 raise CorruptSegmentError(
                     f"a segment has state id {state_id}, which the job does not have",
                     job=content.job,
                     checkpoint=content.checkpoint_id,
                 )
-            shown = content.key.to_json(key_bytes)
-            if name in (None, variable.name) and key in (None, shown):
-                for index, (entry, value) in enumerate(group):
-                    yield _row(variable, shown, index, entry.suffix, value)
+            yield state_id, content.key.to_json(key_bytes), group
 
 
 def _row(
-    variable: Variable, key: dict[str, Any], index: int, suffix: bytes, value: bytes
+    variable: Variable, key: dict[str, Any], index: int, suffix: bytes, kept: bytes
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"state": variable.name, "key": key}
     if variable.kind is StateKind.LIST:
         row["index"] = index
     if variable.map_key is not None:
         row["map_key"] = variable.map_key.to_json(suffix)
-    return row | {"value": variable.value.to_json(value)}
+    if variable.has_ttl:
+        value = variable.value.to_json(kept[HEADER_BYTES:])
+        return row | {"value": value, "expires": _time(kept)}
+    return row | {"value": variable.value.to_json(kept)}
+
+
+def _time(data: bytes) -> str:
+    """Returns the time that bytes start with as ISO text; as milliseconds where that has none."""
+    time_ms = decode_time(data)
+    try:
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms} ms"
+    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _choose(
@@ -179,8 +252,9 @@ def _variable(row: Row[Any]) -> Variable:
     map_key = None
     if row.user_key_schema is not None:
         map_key = TupleCodec(row.user_key_schema, name=f"map key of state {row.name}")
+    # The layout of what is stored reads values from before a change of the schema, too.
     value = TupleCodec(row.value_schema, name=f"state {row.name}")
-    return Variable(row.name, StateKind(row.kind), value, map_key)
+    return Variable(row.name, StateKind(row.kind), value, map_key, row.has_ttl)
 
 
 def _wanted_key(given: str | None, content: CheckpointContent) -> dict[str, Any] | None:

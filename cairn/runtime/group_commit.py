@@ -26,7 +26,7 @@ from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
 
-_POLL_S = 0.001
+_POLL_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)

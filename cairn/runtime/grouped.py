@@ -95,8 +95,8 @@ class GroupedData:
         uses_pandas: bool,
     ) -> DataFrame:
         job = self._job
-        mode = _modes(job.name, output_mode, time_mode)
         inputs = unite(self._dfs, job=job.name)
+        mode = _modes(job.name, output_mode, time_mode, is_streaming=inputs.df.isStreaming)
         call = Call(
             processor,
             struct(output_struct),
@@ -133,10 +133,11 @@ class GroupedData:
         return initial
 
 
-def _modes(job: str, output_mode: str, time_mode: str) -> TimeMode:
-    if output_mode.lower() not in ("append", "update"):
+def _modes(job: str, output_mode: str, time_mode: str, *, is_streaming: bool) -> TimeMode:
+    allowed = ["Append", "Update"] if is_streaming else ["Append", "Update", "Complete"]
+    if output_mode.lower() not in [mode.lower() for mode in allowed]:
         raise BadInputError(
-            f"outputMode is {output_mode!r}; allowed: 'Append' or 'Update'", job=job
+            f"outputMode is {output_mode!r}; allowed: {', '.join(allowed)}", job=job
         )
     try:
         return TimeMode(time_mode.lower())

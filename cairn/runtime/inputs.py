@@ -10,7 +10,7 @@ from functools import reduce
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from cairn.errors import BadInputError
 from cairn.runtime.plan import INPUT_COLUMN, EventTime
@@ -81,26 +81,30 @@ def unite(dfs: Sequence[DataFrame], *, job: str) -> Inputs:
     )
 
 
-def with_event_time(schema: StructType, column: str, job_id: str) -> StructType:
-    """Returns an output schema whose column says that it follows a job's watermark.
+def with_event_time(schema: StructType, column: str, job_id: str) -> tuple[StructType, str]:
+    """Returns an output schema whose column says that it follows a job's watermark, and its name.
 
     Spark's own operators downstream take it for event time too.
 
     Raises:
-        BadInputError: there is no such column.
+        BadInputError: there is no such column of timestamps.
     """
-    matching = [field.name for field in schema if field.name.lower() == column.lower()]
+    matching = [
+        field.name
+        for field in schema
+        if field.name.lower() == column.lower() and isinstance(field.dataType, TimestampType)
+    ]
     if not matching:
         raise BadInputError(
-            f"eventTimeColumnName is {column!r}; the output has {', '.join(schema.names)}"
+            f"eventTimeColumnName is {column!r}, which has to be a timestamp of the output; it is "
+            f"{schema.simpleString()}"
         )
     metadata = {_DELAY: 0, _WATERMARK_JOB: job_id}
-    return StructType(
-        [
-            StructField(f.name, f.dataType, f.nullable, metadata) if f.name in matching else f
-            for f in schema
-        ]
-    )
+    fields = [
+        StructField(f.name, f.dataType, f.nullable, metadata) if f.name in matching else f
+        for f in schema
+    ]
+    return StructType(fields), matching[0]
 
 
 def _united(dfs: Sequence[DataFrame]) -> DataFrame:

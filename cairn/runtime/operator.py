@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from cairn.errors import RefusedError
+from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.attempt import Attempt
 from cairn.runtime.executor import TaskManager
@@ -85,8 +86,27 @@ def _process(
         _times(operator, start),
         initial=read_initial_rows(attempt.store, plan.job, first_rows) if not start.parent else [],
         rows=intake.parts(subtask),
-        emit=output.add,
+        emit=partial(_emit, operator, start.late_watermark_ms, output),
     )
+
+
+def _emit(operator: Operator, late_ms: int, output: Output, batch: pa.RecordBatch) -> None:
+    """Adds output rows, none of which an operator downstream may drop as late.
+
+    Raises:
+        BadInputError: a row's event time is at or before the watermark.
+    """
+    if operator.emitted_time is not None:
+        micros = batch.column(operator.emitted_time).cast(pa.int64())
+        earliest = pc.min(micros).as_py()
+        if earliest is not None and earliest <= late_ms * 1000:
+            raise BadInputError(
+                f"the processor yielded a row with {operator.emitted_time} {earliest // 1000} ms, "
+                f"at or before the watermark of {late_ms} ms: operators downstream would drop it. "
+                "Yield event times after timerValues.getCurrentWatermarkInMs()",
+                job=operator.job,
+            )
+    output.add(batch)
 
 
 def run_batch_task(
@@ -99,7 +119,7 @@ def run_batch_task(
     one_group = subtasks_by_key_group(1, 1)
     times = BatchTimes()
     if operator.time_mode is not TimeMode.NONE:
-        times = BatchTimes(operator.time_mode, now_ms, 0)
+        times = BatchTimes(operator.time_mode, now_ms, -1)
     with SpillDirectory() as spill:
         output = Output(spill, memory_bytes)
         initial, rows = unpack(operator, batches, spill, memory_bytes)

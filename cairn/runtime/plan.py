@@ -63,6 +63,8 @@ class Operator:
     states: Mapping[str, VariableSpec]
     dropped_state_ids: tuple[int, ...] = ()
     event_time: EventTime | None = None
+    emitted_time: str | None = None
+    """The output column that operators downstream take for event time."""
     inputs: int = 1
     initial_schema: StructType | None = None
     initial_key_columns: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -78,11 +78,16 @@ def transform(
         initial_schema=call.initial.df.schema if call.initial else None,
         initial_key_columns=call.initial.key_columns if call.initial else (),
         timezone=session.conf.get("spark.sql.session.timeZone") or "UTC",
-        frame_rows=int(session.conf.get(_FRAME_ROWS) or 0) or 2**31 - 1,
+        frame_rows=_frame_rows(session),
     )
     if inputs.df.isStreaming:
         return _on_stream(job, inputs, operator, call, states, deleted)
     return _on_batch(job, inputs, operator, call)
+
+
+def _frame_rows(session: SparkSession) -> int:
+    rows = int(session.conf.get(_FRAME_ROWS) or 0)
+    return rows if rows > 0 else 2**31 - 1  # Spark takes 0 and less as no limit
 
 
 def struct(schema: object) -> StructType:
@@ -112,10 +117,8 @@ def _on_stream(
     session = inputs.df.sparkSession
     warn_if_subtasks_float(session)
     open_store(job.storage).check_writable()
-    url = job.open_metastore()
-    run_id = uuid.uuid4()
     registration = Registration(
-        run_id=run_id,
+        run_id=uuid.uuid4(),
         job=job.name,
         storage=job.storage,
         parallelism=job.parallelism,
@@ -128,24 +131,8 @@ def _on_stream(
         watermark_job_id=inputs.watermark_job_id,
         time_mode=operator.time_mode.value,
     )
-    run = run_transaction(
-        url,
-        lambda connection: register_run(connection, registration),
-        timeout_ms=job.settings.metastore_timeout_ms,
-        what=f"register a run of job {job.name}",
-    )
+    run, plan = _register(job, registration, task_slots(session))
     operator = _with_ids(operator, call, run)
-    plan = RunPlan(
-        job=job.name,
-        job_id=run.job_id,
-        run_id=str(run_id),
-        epoch=run.epoch,
-        parallelism=job.parallelism,
-        storage=job.storage,
-        metastore_url=url,
-        settings=job.settings,
-        tasks=min(job.parallelism, task_slots(session) or job.parallelism),
-    )
     if call.initial and not run.has_state:
         initial = with_key_hash(call.initial.df, call.initial.key_columns)
         written = write_initial_rows(plan, operator, route(initial, plan))
@@ -156,6 +143,29 @@ def _on_stream(
         return run_task(plan, operator, batches)
 
     return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
+
+
+def _register(
+    job: Job, registration: Registration, slots: int | None
+) -> tuple[RegisteredRun, RunPlan]:
+    url = job.open_metastore()
+    run = run_transaction(
+        url,
+        lambda connection: register_run(connection, registration),
+        timeout_ms=job.settings.metastore_timeout_ms,
+        what=f"register a run of job {job.name}",
+    )
+    return run, RunPlan(
+        job=job.name,
+        job_id=run.job_id,
+        run_id=str(registration.run_id),
+        epoch=run.epoch,
+        parallelism=job.parallelism,
+        storage=job.storage,
+        metastore_url=url,
+        settings=job.settings,
+        tasks=min(job.parallelism, slots or job.parallelism),
+    )
 
 
 def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
@@ -175,14 +185,17 @@ def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataF
 
 def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
     """Returns the operator with what registering the run has given it."""
-    output_schema = call.output_schema
+    output_schema, emitted_time = call.output_schema, None
     if call.event_time_column:
-        output_schema = with_event_time(output_schema, call.event_time_column, run.job_id)
+        output_schema, emitted_time = with_event_time(
+            output_schema, call.event_time_column, run.job_id
+        )
     return dataclasses.replace(
         operator,
         output_schema=output_schema,
+        emitted_time=emitted_time,
         states={
-            name: dataclasses.replace(spec, state_id=run.state_ids[name])
+            name: VariableSpec.of(spec, run.states[name].state_id, run.states[name].value_layout)
             for name, spec in operator.states.items()
         },
         dropped_state_ids=run.dropped_state_ids,

@@ -62,6 +62,11 @@ def _position_of(parent: Parent) -> Position:
     return Position(parent.checkpoint_id, parent.run_id, 0)
 
 
+def _before(parent: Parent) -> Position:
+    """Returns the position that the parent's own changes start from."""
+    return Position(parent.parent_checkpoint or 0, parent.parent_run_id or "", 0)
+
+
 def _moved_on(manager: TaskManager, local: LocalStore, here: Position | None) -> FencedError:
     return FencedError(
         f"a newer run or a later batch has moved the local state on, to {here}",
@@ -87,11 +92,7 @@ def _catch_up(
             writer.clear(plan.key_groups(subtask))
         elif _same_state(here, wanted):
             pass
-        elif (
-            parent.parallelism == plan.parallelism
-            and here.checkpoint_id == (parent.parent_checkpoint or 0)
-            and here.lineage in ("", plan.run_id)
-        ):
+        elif parent.parallelism == plan.parallelism and _same_state(here, _before(parent)):
             _apply_parent(writer, manager, store, parent, subtask)
         else:
             _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)

@@ -21,6 +21,8 @@ from cairn.state.view import Changes
 
 FORMAT_VERSION = "1"
 ROWS_PER_BATCH = 65_536
+BYTES_PER_BATCH = 64 << 20
+"""A record batch ends with the row that reaches one of the two, so that one fits into memory."""
 
 _VERSION_KEY = b"cairn.format_version"
 _BINARY_LIMIT_BYTES = 2**31 - 1
@@ -42,8 +44,12 @@ def encode(
 
     `metadata` says what it is, as text: job, checkpoint, subtask, kind.
     """
-    total_bytes = max(sum(map(len, keys)), sum(map(len, filter(None, values))))
-    binary = pa.binary() if total_bytes <= _BINARY_LIMIT_BYTES else pa.large_binary()
+    total_bytes = sum(map(len, keys)) + sum(map(len, filter(None, values)))
+    longest_bytes = 0
+    if total_bytes > _BINARY_LIMIT_BYTES:
+        longest_bytes = max(map(len, filter(None, values)), default=0)
+    fits = BYTES_PER_BATCH + longest_bytes <= _BINARY_LIMIT_BYTES
+    binary = pa.binary() if fits else pa.large_binary()
     schema = pa.schema(
         [
             *_FIXED_FIELDS,
@@ -58,8 +64,7 @@ def encode(
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(sink, schema, options=options) as writer:
-        for first in range(0, len(keys), ROWS_PER_BATCH):
-            rows = slice(first, first + ROWS_PER_BATCH)
+        for rows in _record_batches(keys, values, total_bytes):
             columns = [
                 *_heads(keys[rows]),
                 pa.array(ops[rows], pa.uint8()),
@@ -89,6 +94,21 @@ def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[Cha
                 yield Changes(*(batch.column(name).to_pylist() for name in ("op", "key", "value")))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptSegmentError(f"the segment cannot be decoded: {error}") from error
+
+
+def _record_batches(
+    keys: Sequence[bytes], values: Sequence[bytes | None], total_bytes: int
+) -> Iterator[slice]:
+    if total_bytes <= BYTES_PER_BATCH:
+        for first in range(0, len(keys), ROWS_PER_BATCH):
+            yield slice(first, first + ROWS_PER_BATCH)
+        return
+    first = size_bytes = 0
+    for end, (key, value) in enumerate(zip(keys, values, strict=True), start=1):
+        size_bytes += len(key) + len(value or b"")
+        if end - first == ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH or end == len(keys):
+            yield slice(first, end)
+            first, size_bytes = end, 0
 
 
 def _heads(keys: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:

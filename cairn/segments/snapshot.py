@@ -8,7 +8,7 @@ from cairn.errors import CorruptSegmentError
 from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.reader import read_segment
-from cairn.state.entries import split
+from cairn.state.entries import PREFIX_HEAD_BYTES, split
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
 
@@ -60,6 +60,11 @@ class _Fold:
 
     def apply(self, changes: Changes) -> None:
         for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):
+            if op == DELETE_PREFIX and len(key) < PREFIX_HEAD_BYTES:
+                # All of one state in a key group, which was dropped.
+                kept = {p: c for p, c in self._collections.items() if not p.startswith(key)}
+                self._collections = kept
+                continue
             suffix = split(key).suffix
             prefix = key[: len(key) - len(suffix)]
             collection = self._collections.setdefault(prefix, {})

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from cairn.errors import BadInputError
+from cairn.state.evolution import Arrangement, arrangement
 from cairn.state.fields import Field, FieldCompiler, RowFactory, read_all, show_all
 from cairn.state.scalars import Scalar
 
@@ -20,7 +21,8 @@ class TupleCodec:
     """Encodes and decodes the tuples of one schema. Equal tuples have equal bytes.
 
     `schema` is a StructType's JSON value, `name` says in messages what is encoded, for example
-    "state variable count". Nested structs decode to tuples, or to rows of `row_factory`.
+    "state variable count". Nested structs decode to tuples, or to rows of `row_factory`. `layout`
+    is what `cairn.state.evolution.merge` returned for the schema, None for the schema itself.
 
     Attributes:
         encode: takes a tuple, a row or a list, by position, and returns its bytes. Raises
@@ -33,27 +35,34 @@ class TupleCodec:
         BadInputError: a field has a type that state cannot hold.
     """
 
-    __slots__ = ("_fields", "_name", "decode", "encode", "field_names", "make_row")
+    __slots__ = ("_arranged", "_fields", "_name", "decode", "encode", "field_names", "make_row")
 
     encode: Callable[[tuple[Any, ...]], bytes]
     decode: Callable[[bytes], tuple[Any, ...]]
     make_row: Callable[..., tuple[Any, ...]] | None
 
     def __init__(
-        self, schema: Mapping[str, Any], *, name: str, row_factory: RowFactory | None = None
+        self,
+        schema: Mapping[str, Any],
+        *,
+        name: str,
+        row_factory: RowFactory | None = None,
+        layout: Mapping[str, Any] | None = None,
     ) -> None:
+        layout = layout or schema
         self._name = name
-        self._fields = FieldCompiler(name, row_factory).fields(schema)
+        self._arranged = arrangement(schema, layout)
+        self._fields = FieldCompiler(name, row_factory).fields(schema, layout)
         self.field_names = tuple(field.name for field in self._fields)
         self.make_row = row_factory(*self.field_names) if row_factory else None
         exact = [field.scalar for field in self._fields if field.scalar and field.scalar.exact]
-        if len(exact) == len(self._fields):
+        if len(exact) == len(self._fields) and self._arranged is None:
             self.encode = _exact_encoder(self._fields, self._encode_checked)
             kinds = tuple[tuple(cast(Any, kind.exact) | None for kind in exact)]  # type: ignore[misc, valid-type]
             self.decode = msgspec.msgpack.Decoder(kinds).decode
         else:
             self.encode = self._encode_checked
-            self.decode = _decoder(self._fields)
+            self.decode = _decoder(self._fields, self._arranged)
 
     def to_json(self, data: bytes) -> dict[str, Any]:
         """Returns an encoded tuple as JSON values by field name.
@@ -62,7 +71,8 @@ class TupleCodec:
         base64 text, maps objects if their keys are strings, else lists of key and value. Floats
         that JSON lacks are text: nan, inf, -inf.
         """
-        return show_all(self._fields, _unpack(data))
+        kept = _unpack(data)
+        return show_all(self._fields, self._arranged.to_schema(kept) if self._arranged else kept)
 
     def _encode_checked(self, value: Iterable[object]) -> bytes:
         if isinstance(value, _NOT_TUPLES):
@@ -76,12 +86,18 @@ class TupleCodec:
                 f"{self._name}: expected {len(self._fields)} fields "
                 f"({', '.join(self.field_names)}), found {len(values)}"
             )
-        return _pack([field.write(item) for field, item in zip(self._fields, values, strict=True)])
+        written = [field.write(item) for field, item in zip(self._fields, values, strict=True)]
+        return _pack(self._arranged.to_layout(written) if self._arranged else written)
 
 
-def _decoder(fields: list[Field]) -> Callable[[bytes], tuple[Any, ...]]:
+def _decoder(
+    fields: list[Field], arranged: Arrangement | None
+) -> Callable[[bytes], tuple[Any, ...]]:
     reads = [field.read for field in fields]
-    return lambda data: read_all(reads, _unpack(data))
+    if arranged is None:
+        return lambda data: read_all(reads, _unpack(data))
+    to_schema = arranged.to_schema
+    return lambda data: read_all(reads, to_schema(_unpack(data)))
 
 
 def _exact_encoder(

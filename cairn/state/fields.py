@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from cairn.errors import BadInputError
+from cairn.state.evolution import Schema, arrangement
 from cairn.state.scalars import MismatchError, Scalar, plain, scalar
 
 RowFactory = Callable[..., Callable[..., tuple[Any, ...]]]
@@ -38,16 +39,20 @@ class FieldCompiler:
         self._subject = subject
         self._row_factory = row_factory
 
-    def fields(self, schema: Mapping[str, Any], path: str = "") -> list[Field]:
-        """Returns the fields of a struct's JSON value.
+    def fields(self, schema: Schema, layout: Schema, path: str = "") -> list[Field]:
+        """Returns the fields of a struct's JSON value, in its order.
+
+        `layout` tells how structs in it are stored: see `cairn.state.evolution`.
 
         Raises:
             BadInputError: a field has a type that state cannot hold.
         """
+        kept_types = {field["name"]: field["type"] for field in layout["fields"]}
         return [
             self._field(
                 field["name"],
                 field["type"],
+                kept_types[field["name"]],
                 nullable=field["nullable"],
                 path=f"{path}{field['name']}",
                 metadata=field.get("metadata") or {},
@@ -58,7 +63,8 @@ class FieldCompiler:
     def _field(
         self,
         name: str,
-        data_type: str | Mapping[str, Any],
+        data_type: str | Schema,
+        kept_type: str | Schema,
         *,
         nullable: bool,
         path: str,
@@ -72,7 +78,7 @@ class FieldCompiler:
         maker = makers.get(data_type["type"])
         if maker is None:
             raise self._unsupported(path, data_type["type"])
-        write, read, show = maker(data_type, path)
+        write, read, show = maker(data_type, cast(Schema, kept_type), path)
         checked = self._checked(path, data_type["type"], write, nullable=nullable)
         return Field(name, nullable, checked, _passing_none(read), _passing_none(show))
 
@@ -111,9 +117,10 @@ class FieldCompiler:
         return write_field
 
     def _struct(
-        self, data_type: Mapping[str, Any], path: str
+        self, data_type: Schema, kept_type: Schema, path: str
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]:
-        fields = self.fields(data_type, f"{path}.")
+        fields = self.fields(data_type, kept_type, f"{path}.")
+        arranged = arrangement(data_type, kept_type)
         names = [field.name for field in fields]
         writes = [field.write for field in fields]
         reads = [field.read for field in fields]
@@ -126,20 +133,28 @@ class FieldCompiler:
                 value = [value.get(name) for name in names]
             if not isinstance(value, tuple | list) or len(value) != len(writes):
                 raise MismatchError
-            return [write(item) for write, item in zip(writes, value, strict=True)]
+            written = [write(item) for write, item in zip(writes, value, strict=True)]
+            return arranged.to_layout(written) if arranged else written
 
         def read(kept: list[Any]) -> tuple[Any, ...]:
-            values = read_all(reads, kept)
+            values = read_all(reads, arranged.to_schema(kept) if arranged else kept)
             return make(*values) if make else values
 
-        return write, read, lambda kept: show_all(fields, kept)
+        def show(kept: list[Any]) -> dict[str, Any]:
+            return show_all(fields, arranged.to_schema(kept) if arranged else kept)
+
+        return write, read, show
 
     def _array(
-        self, data_type: Mapping[str, Any], path: str
+        self, data_type: Schema, kept_type: Schema, path: str
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]:
         nullable = data_type["containsNull"]
         element = self._field(
-            "element", data_type["elementType"], nullable=nullable, path=f"{path}.element"
+            "element",
+            data_type["elementType"],
+            kept_type["elementType"],
+            nullable=nullable,
+            path=f"{path}.element",
         )
         write_element, read, show = element.write, element.read, element.show
 
@@ -157,14 +172,18 @@ class FieldCompiler:
         )
 
     def _map(
-        self, data_type: Mapping[str, Any], path: str
+        self, data_type: Schema, kept_type: Schema, path: str
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]:
         if _has_collection(data_type["keyType"]):
             raise self._unsupported(path, "a map whose key holds an array or a map")
-        key = self._field("key", data_type["keyType"], nullable=False, path=f"{path}.key")
-        nullable = data_type["valueContainsNull"]
+        key_type = data_type["keyType"]
+        key = self._field("key", key_type, key_type, nullable=False, path=f"{path}.key")
         value = self._field(
-            "value", data_type["valueType"], nullable=nullable, path=f"{path}.value"
+            "value",
+            data_type["valueType"],
+            kept_type["valueType"],
+            nullable=data_type["valueContainsNull"],
+            path=f"{path}.value",
         )
         reads = [key.read, value.read]
         write_key, write_value = key.write, value.write

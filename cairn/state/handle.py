@@ -44,10 +44,17 @@ class VariableSpec(StateDeclaration):
     """A declared state variable and its id in entry keys, 0 to 32767."""
 
     state_id: int
+    value_layout: Mapping[str, Any] | None = None
+    """How values are stored, by `cairn.state.evolution.merge`; None for as `value_schema` says."""
 
     @classmethod
-    def of(cls, declaration: StateDeclaration, state_id: int) -> VariableSpec:
-        """Returns a declaration with the id that it was given."""
+    def of(
+        cls,
+        declaration: StateDeclaration,
+        state_id: int,
+        value_layout: Mapping[str, Any] | None = None,
+    ) -> VariableSpec:
+        """Returns a declaration with the id and layout that it was given."""
         return cls(
             name=declaration.name,
             kind=declaration.kind,
@@ -55,6 +62,7 @@ class VariableSpec(StateDeclaration):
             user_key_schema=declaration.user_key_schema,
             ttl_ms=declaration.ttl_ms,
             state_id=state_id,
+            value_layout=value_layout,
         )
 
 
@@ -77,7 +85,7 @@ class _Handle:
     ) -> ValueState | TtlValueState:
         """Declares value state; `schema` is a StructType or DDL text.
 
-        With `ttlDurationMs`, above 0, a value expires so long after it was set.
+        With `ttlDurationMs` a value expires so long after it was set; 0 is no TTL, as in Spark.
 
         Raises:
             BadInputError: the name is taken, TTL is asked for in another time mode than
@@ -167,8 +175,7 @@ class _Handle:
         user_key_schema: object,
         ttl_ms: int | None,
     ) -> VariableSpec:
-        if ttl_ms is not None:
-            _check_ttl(name, ttl_ms, self._times.mode)
+        ttl_ms = _checked_ttl(name, ttl_ms, self._times.mode)
         if self._current.key is not None:
             raise BadInputError(
                 f"state variable {name} is declared while rows are handled; declare it in init"
@@ -208,7 +215,10 @@ class _Handle:
 
     def _codec(self, spec: VariableSpec) -> TupleCodec:
         return TupleCodec(
-            spec.value_schema, name=f"state variable {spec.name}", row_factory=self._row_factory
+            spec.value_schema,
+            name=f"state variable {spec.name}",
+            row_factory=self._row_factory,
+            layout=spec.value_layout,
         )
 
 
@@ -270,6 +280,12 @@ class DeclaringHandle(_Handle):
                 f"state variable {name}: its schema is {schema!r}; it has to be a StructType or "
                 "DDL text such as 'count long'"
             )
+        fields = [field["name"] for field in resolved["fields"]]
+        if twice := sorted({field for field in fields if fields.count(field) > 1}):
+            raise BadInputError(
+                f"state variable {name}: its schema has several fields {', '.join(twice)}; "
+                "give each a name of its own"
+            )
         return resolved
 
 
@@ -322,16 +338,19 @@ class StateHandle(_Handle):
         return spec
 
 
-def _check_ttl(name: str, ttl_ms: object, mode: TimeMode) -> None:
-    if mode is not TimeMode.PROCESSING_TIME:
-        raise BadInputError(
-            f"state variable {name}: ttlDurationMs is {ttl_ms!r} in timeMode {mode}; TTL goes by "
-            'processing time. Pass timeMode="ProcessingTime" to transformWithState, or no TTL'
-        )
-    if type(ttl_ms) is not int or ttl_ms <= 0:
+def _checked_ttl(name: str, ttl_ms: object, mode: TimeMode) -> int | None:
+    if ttl_ms is None or (type(ttl_ms) is int and ttl_ms == 0):
+        return None
+    if type(ttl_ms) is not int or ttl_ms < 0:
         raise BadInputError(
             f"state variable {name}: ttlDurationMs is {ttl_ms!r}; it has to be an int above 0"
         )
+    if mode is not TimeMode.PROCESSING_TIME:
+        raise BadInputError(
+            f"state variable {name}: ttlDurationMs is {ttl_ms} in timeMode {mode}; TTL goes by "
+            'processing time. Pass timeMode="ProcessingTime" to transformWithState, or no TTL'
+        )
+    return ttl_ms
 
 
 def _expiry(expiry_ms: object) -> int:

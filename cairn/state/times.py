@@ -22,4 +22,4 @@ class BatchTimes:
     processing_ms: int = -1
     """The batch's timestamp, the same in all its tasks and in every attempt."""
     watermark_ms: int = -1
-    """The event-time watermark that late rows and timers are held against; -1 for none."""
+    """The event-time watermark; 0 before any data, and where there is none."""

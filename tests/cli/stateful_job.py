@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -15,9 +15,12 @@ from cairn.keygroups import range_of, subtask_of
 from cairn.layout import task_manager_file
 from cairn.segments.format import encode
 from cairn.state.codec import TupleCodec
-from cairn.state.entries import entry_prefix
+from cairn.state.entries import entry_prefix, state_prefix
 from cairn.state.handle import StateDeclaration
-from cairn.state.view import DELETE, DELETE_PREFIX, PUT
+from cairn.state.timers import Timers
+from cairn.state.times import TimeMode
+from cairn.state.ttl import Ttl
+from cairn.state.view import DELETE, DELETE_PREFIX, PUT, NoState, Overlay
 from cairn.storage import open_store
 from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
 from metastore.bases import install_base
@@ -26,7 +29,7 @@ from metastore.engine import run_transaction
 from metastore.runs import Registration, register_run
 
 KEY_GROUPS, SUBTASKS = 8, 2
-VALUE, LIST, MAP = 1, 2, 3
+VALUE, LIST, MAP, TTL_VALUE = 1, 2, 3, 4
 
 
 def struct(**fields: str) -> dict[str, Any]:
@@ -45,6 +48,10 @@ STATES = [
     StateDeclaration(name="count", kind="value", value_schema=COUNT),
     StateDeclaration(name="seen", kind="list", value_schema=WORD),
     StateDeclaration(name="by_word", kind="map", value_schema=COUNT, user_key_schema=WORD),
+]
+WITH_TTL = [
+    *STATES,
+    StateDeclaration(name="session", kind="value", value_schema=WORD, ttl_ms=60_000),
 ]
 
 T = TypeVar("T")
@@ -82,6 +89,35 @@ def put_map(user_id: int, region: str, word: str, n: int) -> Change:
     return PUT, prefix(MAP, user_id, region) + encoded(WORD, word), encoded(COUNT, n)
 
 
+def put_session(user_id: int, region: str, word: str, now_ms: int) -> list[Change]:
+    """Sets the value with TTL, which expires a minute after `now_ms`."""
+    overlay = Overlay(NoState())
+    entries = overlay.under(prefix(TTL_VALUE, user_id, region))
+    Ttl(overlay, 60_000, now_ms).put(entries, b"", encoded(WORD, word))
+    return changes(overlay)
+
+
+def register_timers(user_id: int, region: str, *expiries_ms: int) -> list[Change]:
+    overlay = Overlay(NoState())
+    for expiry_ms in expiries_ms:
+        key = user_id % KEY_GROUPS, encoded(KEY, user_id, region)
+        Timers(overlay).register(*key, expiry_ms)
+    return changes(overlay)
+
+
+def drop(state_id: int) -> list[Change]:
+    """Removes a state variable's entries, as a run does that dropped it."""
+    overlay = Overlay(NoState())
+    for key_group in range(KEY_GROUPS):
+        overlay.under(state_prefix(key_group, state_id)).clear()
+    return changes(overlay)
+
+
+def changes(overlay: Overlay) -> list[Change]:
+    made = overlay.changes()
+    return list(zip(made.ops, made.keys, made.values, strict=True))
+
+
 @dataclass
 class StatefulJob:
     """A job whose batches are written as a task would, without Spark."""
@@ -95,7 +131,15 @@ class StatefulJob:
     batches: int = 0
     _query_id: str = field(default_factory=lambda: str(uuid4()))
 
-    def register(self) -> StatefulJob:
+    def register(
+        self,
+        states: Sequence[StateDeclaration] = STATES,
+        *,
+        deleted: Collection[str] = (),
+        time_mode: TimeMode = TimeMode.NONE,
+        delays_ms: Sequence[int] = (),
+    ) -> StatefulJob:
+        """Registers a run; the next batch is the first of it."""
         registration = Registration(
             run_id=uuid4(),
             job=self.name,
@@ -104,14 +148,26 @@ class StatefulJob:
             max_parallelism=KEY_GROUPS,
             num_retained=self.num_retained,
             key_schema=KEY,
-            states=STATES,
+            states=states,
+            deleted_states=deleted,
+            time_mode=time_mode,
+            watermark_delays_ms=delays_ms,
         )
         run = self._run(lambda c: register_run(c, registration))
         self.job_id, self.epoch = run.job_id, run.epoch
         return self
 
-    def batch(self, *changes: Change, acks: int = SUBTASKS) -> int:
-        """Runs one micro-batch up to `acks` of its acknowledgements; returns its checkpoint."""
+    def batch(
+        self,
+        *changes: Change,
+        acks: int = SUBTASKS,
+        late_rows: int = 0,
+        max_event_ms: tuple[int, ...] = (),
+    ) -> int:
+        """Runs one micro-batch up to `acks` of its acknowledgements; returns its checkpoint.
+
+        Each subtask has `late_rows` rows more than it has changes.
+        """
         ref = self._begin(self.batches)
         checkpoint_id = self._run(lambda c: begin_batch(c, ref)).checkpoint_id
         by_subtask: dict[int, list[Change]] = {}
@@ -119,7 +175,15 @@ class StatefulJob:
             key_group = int.from_bytes(change[1][:2], "big")
             by_subtask.setdefault(subtask_of(key_group, SUBTASKS, KEY_GROUPS), []).append(change)
         for subtask in range(acks):
-            self._acknowledge(ref, checkpoint_id, subtask, by_subtask.get(subtask, []))
+            of_subtask = by_subtask.get(subtask, [])
+            file, segment = None, None
+            if of_subtask:
+                file, segment = self._write(
+                    ref, subtask, SegmentKind.CHANGELOG, checkpoint_id, of_subtask
+                )
+            rows = len(of_subtask) + late_rows
+            ack = Ack(subtask, str(uuid4()), 1, rows, 0, segment, late_rows, max_event_ms)
+            self._acknowledge(ref, checkpoint_id, ack, file)
         self.batches += 1
         return checkpoint_id
 
@@ -133,12 +197,8 @@ class StatefulJob:
         return BatchRef(self.name, self.job_id, self.epoch, self._query_id, batch_id)
 
     def _acknowledge(
-        self, ref: BatchRef, checkpoint_id: int, subtask: int, changes: list[Change]
+        self, ref: BatchRef, checkpoint_id: int, ack: Ack, file: WrittenFile | None
     ) -> None:
-        file, segment = None, None
-        if changes:
-            file, segment = self._write(ref, subtask, SegmentKind.CHANGELOG, checkpoint_id, changes)
-        ack = Ack(subtask, str(uuid4()), 1, len(changes), 0, segment)
         self._run(
             lambda c: acknowledge(
                 c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], file=file

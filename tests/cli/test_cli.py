@@ -278,7 +278,14 @@ def test_missing_metastore_names_both_ways_to_give_it(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["jbos"], ["state"], ["jobs", "--jsno"], ["state", "clicks", "--checkpoint", "x"]],
+    [
+        [],
+        ["jbos"],
+        ["state"],
+        ["jobs", "--jsno"],
+        ["state", "clicks", "--checkpoint", "x"],
+        ["state", "clicks", "--timers", "--name", "count"],
+    ],
 )
 def test_wrong_arguments_are_one_line_with_where_to_look(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ import pytest
 from cairn.errors import CorruptSegmentError
 from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
+from cairn.segments import format as segment_format
 from cairn.segments.format import FORMAT_VERSION, ROWS_PER_BATCH, decode, encode
 from cairn.segments.reader import read_segment
 from cairn.state.entries import entry_prefix
@@ -60,6 +61,29 @@ def test_record_batches_are_bounded() -> None:
     parts = list(decode(encoded(Changes([PUT] * rows, keys, [b"v"] * rows))))
     assert [len(part) for part in parts] == [ROWS_PER_BATCH, 1]
     assert parts[0].keys + parts[1].keys == keys
+
+
+def test_changes_of_more_than_2_gib_are_read_back_in_parts_that_fit_into_memory() -> None:
+    value = b"v" * (32 << 20)
+    keys = [entry_prefix(row // 10, 0, row.to_bytes(4, "big")) for row in range(70)]
+    data = encoded(Changes([PUT] * 70, keys, [value] * 70))
+    read = []
+    for part in decode(data):
+        assert len(part) <= 2
+        assert all(found == value for found in part.values)
+        read += part.keys
+    assert read == keys
+
+
+def test_a_value_too_long_for_a_binary_column_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_format, "BYTES_PER_BATCH", 20)
+    monkeypatch.setattr(segment_format, "_BINARY_LIMIT_BYTES", 50)
+    changes = Changes([PUT] * 2, CHANGES.keys[:2], [b"short", b"v" * 60])
+    data = encoded(changes)
+    assert pa.ipc.open_file(data).schema.field("value").type == pa.large_binary()
+    parts = list(decode(data))
+    assert [key for part in parts for key in part.keys] == changes.keys
+    assert [value for part in parts for value in part.values] == changes.values
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.format import encode
 from cairn.segments.snapshot import snapshot
-from cairn.state.entries import entry_prefix
+from cairn.state.entries import entry_prefix, state_prefix
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT
 from cairn.storage import ObjectStore, open_store
 
@@ -28,11 +28,12 @@ prefixes = st.builds(
     st.integers(1, 2),
     st.sampled_from([b"", b"a", b"ab"]),
 )
+states = st.builds(state_prefix, st.integers(0, KEY_GROUPS - 1), st.integers(1, 2))
 suffixes = st.sampled_from([b"", b"x", b"xy", b"\0"])
 changes = st.one_of(
     st.tuples(st.just(PUT), st.builds(bytes.__add__, prefixes, suffixes), st.binary(max_size=3)),
     st.tuples(st.just(DELETE), st.builds(bytes.__add__, prefixes, suffixes), st.none()),
-    st.tuples(st.just(DELETE_PREFIX), prefixes, st.none()),
+    st.tuples(st.just(DELETE_PREFIX), st.one_of(prefixes, states), st.none()),
 )
 ranges = st.builds(
     lambda a, b: KeyGroupRange(min(a, b), max(a, b)),

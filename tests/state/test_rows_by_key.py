@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import math
 import pickle
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -33,7 +34,10 @@ from pyspark.sql.types import (
 
 from cairn.errors import BadInputError
 from cairn.runtime import rows as rows_module
-from cairn.runtime.rows import group_rows, rows_to_batch
+from cairn.runtime.forms import RowForm, RowsOfKey
+from cairn.runtime.intake import Part
+from cairn.runtime.plan import KEY_HASH_COLUMN
+from cairn.runtime.rows import rows_to_batch
 
 
 def make(
@@ -44,16 +48,22 @@ def make(
         name: pa.array(values, to_arrow_type(data_type, timezone="UTC"))
         for name, (data_type, values) in columns.items()
     }
-    arrays["__cairn_key_group"] = pa.array(groups or [0] * size, pa.int32())
+    arrays[KEY_HASH_COLUMN] = pa.array(groups or [0] * size, pa.int32())
     schema = StructType([StructField(name, column[0]) for name, column in columns.items()])
     return pa.table(arrays), schema
 
 
 def grouped(table: pa.Table, keys: list[str], schema: StructType) -> list[Any]:
-    return [(group, key, list(rows)) for group, key, rows in group_rows(table, keys, schema)]
+    return [(number, key, list(rows)) for number, key, rows in by_key(table, keys, schema)]
 
 
-def test_rows_come_by_key_in_order_of_arrival_with_their_key_group() -> None:
+def by_key(table: pa.Table, keys: list[str], schema: StructType) -> Iterator[RowsOfKey]:
+    columns = [(name, schema[name].dataType) for name in keys]
+    form = RowForm(schema, lambda batch: None)
+    return form.by_key(Part([table], is_one_key=False), columns, schema)
+
+
+def test_rows_come_by_key_in_order_of_arrival_with_their_keys_hash() -> None:
     table, schema = make(
         {"k": (StringType(), ["b", "a", None, "b", "a"]), "v": (LongType(), [1, 2, 3, 4, 5])},
         [7, 3, 9, 7, 3],
@@ -135,7 +145,7 @@ def test_keys_with_more_combinations_than_an_int64_holds_stay_apart() -> None:
 def test_unread_rows_of_a_key_do_not_leak_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "ROWS_AT_ONCE", 2)
     table, schema = make({"k": (LongType(), [1, 2, 1, 2, 1, 3])})
-    firsts = [next(rows).k for _, _, rows in group_rows(table, ["k"], schema)]
+    firsts = [next(rows).k for _, _, rows in by_key(table, ["k"], schema)]
     assert firsts == [1, 2, 3]
     assert [len(rows) for _, _, rows in grouped(table, ["k"], schema)] == [3, 2, 1]
 

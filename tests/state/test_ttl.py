@@ -222,7 +222,13 @@ def test_ttl_goes_by_processing_time_only(
             call(handle)
 
 
-@pytest.mark.parametrize("ttl_ms", [0, -1, 1.5, "1", True])
+def test_ttl_of_0_is_none_as_in_spark() -> None:
+    handle = DeclaringHandle(lambda schema: NUMBER)
+    handle.getValueState("v", "n long", 0)
+    assert handle.declarations[0].ttl_ms is None
+
+
+@pytest.mark.parametrize("ttl_ms", [-1, 1.5, "1", True, False])
 def test_ttl_that_is_no_duration_is_refused(ttl_ms: Any) -> None:
     handle = DeclaringHandle(lambda schema: NUMBER, TimeMode.PROCESSING_TIME)
     with pytest.raises(BadInputError, match="it has to be an int above 0"):

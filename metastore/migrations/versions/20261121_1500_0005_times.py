@@ -17,7 +17,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-EVENT_MS = ARRAY(sa.BigInteger)
+BIGINTS = ARRAY(sa.BigInteger)
 
 # Appends columns to the view of 0003, which is all that CREATE OR REPLACE may do.
 V_CHECKPOINT_HISTORY = """
@@ -93,13 +93,15 @@ EXECUTE FUNCTION cairn.refuse_identity('dropped_at, once set,');
 def upgrade() -> None:
     for table, column in (
         ("jobs", sa.Column("time_mode", sa.Text)),
-        ("runs", _column("watermark_delays_ms", EVENT_MS, "{}")),
+        ("runs", _column("watermark_delays_ms", BIGINTS, "{}")),
         ("runs", sa.Column("watermark_job_id", sa.Text)),
+        ("runs", _column("state_ids", BIGINTS, "{}")),
+        ("runs", _column("deleted_state_ids", BIGINTS, "{}")),
         ("checkpoints", _column("processing_ms", sa.BigInteger(), "0")),
         ("checkpoints", _column("watermark_ms", sa.BigInteger(), "0")),
-        ("checkpoints", _column("max_event_ms", EVENT_MS, "{}")),
+        ("checkpoints", _column("max_event_ms", BIGINTS, "{}")),
         ("subtask_acks", _column("late_rows", sa.BigInteger(), "0")),
-        ("subtask_acks", _column("max_event_ms", EVENT_MS, "{}")),
+        ("subtask_acks", _column("max_event_ms", BIGINTS, "{}")),
         ("state_variables", _column("has_ttl", sa.Boolean(), "false")),
         ("state_variables", sa.Column("dropped_at", sa.DateTime(timezone=True))),
     ):

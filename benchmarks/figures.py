@@ -1,0 +1,143 @@
+"""What the measurements come to: medians with their spread, ratios, and whether targets are met."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.results import Repetition, Result
+from benchmarks.workloads import (
+    CAIRN,
+    CAIRN_S3,
+    CAIRN_SLOW_S3,
+    FLOOR,
+    NATIVE,
+    NATIVE_200,
+    REQUEST_DELAY_MS,
+)
+
+FEWER_FILES = 20
+FEWER_FILES_THAN_200 = 100
+MOST_ROUND_TRIPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure over the repetitions."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Returns the spread of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one engine did on one workload; times in ms, counts a batch."""
+
+    workload: str
+    engine: str
+    add_batch_ms: Spread
+    trigger_ms: Spread
+    first_batch_ms: Spread
+    restart_ms: Spread
+    files: Spread
+    snapshot_files: Spread
+    checksum_files: Spread
+    requests: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A comparison and what it should come to: at least `bound`, or at most."""
+
+    workload: str
+    what: str
+    spread: Spread
+    bound: float
+    at_least: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether the median is on the right side of the bound."""
+        median = self.spread.median
+        return median >= self.bound if self.at_least else median <= self.bound
+
+
+def figures(result: Result) -> Iterator[Figures]:
+    """Yields the figures of each engine."""
+    for name, repetitions in result.repetitions.items():
+
+        def spread(
+            figure: Callable[[Repetition], float], repetitions: list[Repetition] = repetitions
+        ) -> Spread:
+            return Spread.of([figure(repetition) for repetition in repetitions])
+
+        yield Figures(
+            workload=result.workload.name,
+            engine=name,
+            add_batch_ms=spread(_add_batch_ms),
+            trigger_ms=spread(lambda one: statistics.median(one.trigger_ms)),
+            first_batch_ms=spread(lambda one: one.first_batch_ms),
+            restart_ms=spread(lambda one: one.restart_ms),
+            files=spread(_files),
+            snapshot_files=spread(lambda one: one.snapshot_files / one.batches),
+            checksum_files=spread(lambda one: one.checksum_files / one.batches),
+            requests=spread(_requests),
+        )
+
+
+def targets(result: Result) -> Iterator[Target]:
+    """Yields what the engines of a workload are compared by."""
+    work, by_engine = result.workload, result.repetitions
+
+    def target(what: str, values: Sequence[float], bound: float, *, at_least: bool) -> Target:
+        return Target(work.name, what, Spread.of(values), bound, at_least)
+
+    def ratio(above: str, below: str, figure: Callable[[Repetition], float]) -> list[float]:
+        return [
+            figure(one) / figure(other)
+            for one, other in zip(by_engine[above], by_engine[below], strict=True)
+        ]
+
+    native, cairn, floor = NATIVE.name, CAIRN.name, FLOOR.name
+    if {native, cairn} <= by_engine.keys():
+        faster = ratio(native, cairn, _add_batch_ms)
+        yield target("addBatch, native/Cairn", faster, work.faster_than_native, at_least=True)
+        restart = ratio(cairn, native, lambda one: one.first_batch_ms)
+        yield target("restart, first batch, Cairn/native", restart, 1, at_least=False)
+        files = ratio(native, cairn, _files)
+        yield target("files, native/Cairn", files, FEWER_FILES, at_least=True)
+    if {cairn, floor} <= by_engine.keys() and work.above_floor is not None:
+        above = ratio(cairn, floor, _add_batch_ms)
+        yield target("addBatch, Cairn/floor", above, work.above_floor, at_least=False)
+    if {NATIVE_200.name, cairn} <= by_engine.keys():
+        files = ratio(NATIVE_200.name, cairn, _files)
+        yield target("files, native at 200/Cairn", files, FEWER_FILES_THAN_200, at_least=True)
+    if {CAIRN_S3.name, CAIRN_SLOW_S3.name} <= by_engine.keys():
+        slow, fast = by_engine[CAIRN_SLOW_S3.name], by_engine[CAIRN_S3.name]
+        requests = [_requests(one) for one in slow]
+        yield target("S3 requests a batch", requests, MOST_ROUND_TRIPS, at_least=False)
+        added = [
+            (_add_batch_ms(one) - _add_batch_ms(other)) / REQUEST_DELAY_MS
+            for one, other in zip(slow, fast, strict=True)
+        ]
+        what = f"time added by S3 / {REQUEST_DELAY_MS} ms"
+        yield target(what, added, MOST_ROUND_TRIPS, at_least=False)
+
+
+def _add_batch_ms(one: Repetition) -> float:
+    return statistics.median(one.add_batch_ms)
+
+
+def _files(one: Repetition) -> float:
+    return one.files / one.batches
+
+
+def _requests(one: Repetition) -> float:
+    return statistics.median(one.requests)
