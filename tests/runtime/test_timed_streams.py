@@ -130,8 +130,10 @@ def test_timers_fire_while_the_source_is_idle_with_a_heartbeat_only(
     writer = writer.option("checkpointLocation", settings.spark_checkpoint)
     query = writer.trigger(processingTime="300 milliseconds").start()
     try:
-        wait_until(lambda: fired(settings) > 0 if heartbeat else is_idle(query))
-        assert query.isActive
+        wait_until(
+            lambda: not query.isActive or (fired(settings) > 0 if heartbeat else is_idle(query))
+        )
+        assert query.isActive, query.exception()
         assert (fired(settings) > 0) == heartbeat
         assert (len(times_of_batches(settings.metastore, CLOCK)) > 1) == heartbeat
     finally:
