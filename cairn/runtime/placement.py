@@ -41,7 +41,8 @@ def route(rows: DataFrame, plan: RunPlan) -> DataFrame:
     Correctness does not depend on it.
     """
     key_groups, parallelism, tasks = plan.settings.max_parallelism, plan.parallelism, plan.tasks
-    subtask = f"pmod({KEY_HASH_COLUMN}, {key_groups}) * {parallelism} div {key_groups}"
+    key_hash = f"coalesce({KEY_HASH_COLUMN}, 0)"  # a heartbeat has none, and may go anywhere
+    subtask = f"pmod({key_hash}, {key_groups}) * {parallelism} div {key_groups}"
     slot_by_task = slots(tasks)
     slot_of_task = F.array(*[F.lit(slot) for slot in slot_by_task])
     slot = slot_of_task[F.expr(f"int(({subtask}) * {tasks} div {parallelism})")]

@@ -190,7 +190,7 @@ def test_timers_ttl_and_watermark_survive_kills_of_driver_and_workers(
     files = 30
     options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
     settings = replace(
-        stream(0, parallelism=5, master="local[2,99]", options=options),
+        stream(0, job=f"{EVENTS} {CLOCK}", parallelism=5, master="local[2,99]", options=options),
         source=timed_streams.write_source(tmp_path / "timed", files),
     )
     log, chance, url = tmp_path / "log", random.Random(), settings.metastore

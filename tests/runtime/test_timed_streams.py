@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tests.runtime.streams import Settings, newest_state, start
+from tests.runtime.streams import Settings, newest_state, retained, start
 from tests.runtime.timed_streams import (
     CLOCK,
     EVENTS,
+    WAIT_MS,
     Expected,
     FlakyEvents,
     late_rows,
@@ -97,3 +101,51 @@ def test_a_task_that_fails_after_one_of_its_subtasks_leaves_the_state_right(
 ) -> None:
     run(spark, events, FlakyEvents())
     assert_events(events, 6)
+
+
+def fired(settings: Settings) -> int:
+    """Returns how many timers of the newest checkpoint's state have fired."""
+    if not retained(settings.metastore, settings.job):
+        return 0
+    return sum(name == "fired" for name, _, _ in newest_state(settings.metastore, settings.job))
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("heartbeat", [True, False])
+def test_timers_fire_while_the_source_is_idle_with_a_heartbeat_only(
+    spark: SparkSession, events: Settings, heartbeat: bool
+) -> None:
+    write_source(Path(events.source), 1)
+    for file in range(1, 6):
+        (Path(events.source) / f"{file:05}.json").unlink()
+    options = {"cairn.heartbeat.enabled": str(heartbeat)}
+    settings = replace(events, job=CLOCK, options=options)
+    writer = stream_of(spark, settings).writeStream.outputMode("update").format("noop")
+    writer = writer.option("checkpointLocation", settings.spark_checkpoint)
+    query = writer.trigger(processingTime="300 milliseconds").start()
+    try:
+        wait_until(
+            lambda: not query.isActive or (fired(settings) > 0 if heartbeat else is_idle(query))
+        )
+        assert query.isActive, query.exception()
+        assert (fired(settings) > 0) == heartbeat
+        assert (len(times_of_batches(settings.metastore, CLOCK)) > 1) == heartbeat
+    finally:
+        query.stop()
+
+
+def is_idle(query: StreamingQuery) -> bool:
+    """Tells whether a query has found its source without new rows ten times longer than timers."""
+    last = query.lastProgress
+    return (
+        last is not None
+        and query.status["message"] == "Waiting for data to arrive"
+        and (datetime.now(UTC) - datetime.fromisoformat(last["timestamp"])).total_seconds()
+        > 5 * WAIT_MS / 1000
+    )

@@ -1,7 +1,7 @@
 """Stateful streams by event time and by processing time, and what they should have done by then.
 
 Input file f is batch f. Both processors keep which of their timers fired in state, so that a timer
-that fires twice or never is seen in the state of any checkpoint. Run as a program, both streams
+that fires twice or never is seen in the state of any checkpoint. Run as a program, several streams
 run at once to the end of their source, and can be killed.
 """
 
@@ -32,7 +32,7 @@ from metastore.engine import open_engine
 from metastore.models import Checkpoint, CheckpointStatus, Job, SubtaskAck
 from tests.runtime.streams import OUTPUT, Settings, State, new_session, start
 
-EVENTS, CLOCK = "events", "clock"
+EVENTS, CLOCK, FRAMES = "events", "clock", "frames"
 KEYS = 12
 ROWS_PER_FILE = 30
 STEP_MS = 10_000
@@ -43,6 +43,8 @@ GAP_MS = 8_000
 AGAIN_MS = 3_000
 TTL_MS = 1_500
 WAIT_MS = 900
+INITIAL = 1000
+"""Count of each key in the initial state of the stream of frames."""
 
 TimedRow = tuple[str, int, int]
 """Key, value, event time in ms."""
@@ -127,6 +129,33 @@ class Clock(StatefulProcessor):
         pass
 
 
+class Frames(StatefulProcessor):
+    """Counts rows in pandas frames, from what initial state gave."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Any], timerValues: TimerValues
+    ) -> Iterator[Any]:
+        count = (self._count.get() or (0,))[0] + sum(len(frame) for frame in rows)
+        self._count.update((count,))
+        yield from frame_of(key[0], count)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: TimerValues) -> None:
+        self._count.update((int(initialState["n"].sum()),))
+
+    def close(self) -> None:
+        pass
+
+
+def frame_of(key: str, n: int) -> Iterator[Any]:
+    """Yields one output row as a frame."""
+    import pandas as pd
+
+    yield pd.DataFrame({"key": [key], "n": [n]})
+
+
 def rows_of(file: int) -> list[TimedRow]:
     """Returns the rows of an input file; from the fourth on, some are late."""
     chance = random.Random(file)
@@ -165,14 +194,21 @@ def stream_of(
     grouped = settings.cairn_job().groupBy(watermarked, "key")
     if settings.job == EVENTS:
         return grouped.transformWithState(processor or Events(), OUTPUT, "Update", "EventTime")
-    return grouped.transformWithState(processor or Clock(), OUTPUT, "Update", "ProcessingTime")
+    if settings.job == CLOCK:
+        return grouped.transformWithState(processor or Clock(), OUTPUT, "Update", "ProcessingTime")
+    initial = session.createDataFrame(
+        [(f"key-{k}", INITIAL) for k in range(KEYS)], "k string, n int"
+    )
+    return grouped.transformWithStateInPandas(
+        Frames(), OUTPUT, "Update", "None", initialState=initial.groupBy("k")
+    )
 
 
-def both(settings: Settings) -> list[Settings]:
-    """Returns the settings of the two streams."""
+def each_of(settings: Settings) -> list[Settings]:
+    """Returns the settings of each stream, where the job's name is several of them."""
     return [
         replace(settings, job=job, spark_checkpoint=f"{settings.spark_checkpoint}-{job}")
-        for job in (EVENTS, CLOCK)
+        for job in settings.job.split()
     ]
 
 
@@ -257,6 +293,16 @@ class Expected:
         return made._done()
 
     @classmethod
+    def of_frames(cls, files: int) -> Expected:
+        """Returns what `Frames` should have done."""
+        made = cls()
+        made.state = {("count", f"key-{key}", ""): INITIAL for key in range(KEYS)}
+        for file in range(files):
+            for key, _, _ in rows_of(file):
+                made._count("count", key)
+        return made
+
+    @classmethod
     def of_clock(cls, processing_ms: Mapping[int, int]) -> Expected:
         """Returns what `Clock` should have done in batches of certain processing times."""
         made = cls()
@@ -281,11 +327,11 @@ class Expected:
 
 
 def main(text: str) -> None:
-    """Runs both streams to the end of their source."""
+    """Runs the streams that the job's name lists to the end of their source."""
     settings = msgspec.json.decode(text, type=Settings)
     session = new_session(settings.master)
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    queries = [start(stream_of(session, one), one) for one in both(settings)]
+    queries = [start(stream_of(session, one), one) for one in each_of(settings)]
     for query in queries:
         query.awaitTermination()
 
