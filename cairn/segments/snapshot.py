@@ -61,7 +61,9 @@ class _Fold:
     def apply(self, changes: Changes) -> None:
         for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):
             if op == DELETE_PREFIX and len(key) < PREFIX_HEAD_BYTES:
-                self._drop(key)
+                # All of one state in a key group, which was dropped.
+                kept = {p: c for p, c in self._collections.items() if not p.startswith(key)}
+                self._collections = kept
                 continue
             suffix = split(key).suffix
             prefix = key[: len(key) - len(suffix)]
@@ -73,11 +75,6 @@ class _Fold:
                     del collection[gone]
             else:
                 collection.pop(suffix, None)
-
-    def _drop(self, state: bytes) -> None:
-        """Removes all collections of a state variable in a key group."""
-        kept = {p: c for p, c in self._collections.items() if not p.startswith(state)}
-        self._collections = kept
 
     def entries(self) -> dict[bytes, bytes]:
         return {

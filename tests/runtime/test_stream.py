@@ -11,18 +11,14 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from sqlalchemy import create_engine, func, select, text
 
 from cairn.errors import BadInputError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.grouped import GroupedData
 from cairn.storage import open_store
 from metastore.engine import dispose_engines, open_engine
 from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
 from tests.runtime.streams import (
-    OUTPUT,
     Remember,
     Settings,
     WrongType,
@@ -275,66 +271,6 @@ def test_a_value_of_the_wrong_type_is_refused_and_the_state_kept(
         run(spark, settings, processor=WrongType())
     run(spark, settings)
     assert newest_state(settings.metastore) == expected_state(3)
-
-
-class Expiring(Remember):
-    """Has one more variable, with TTL."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        super().init(handle)
-        handle.getValueState("expiring", "n long", ttlDurationMs=1000)
-
-
-class Lasting(Remember):
-    """Has the variable of `Expiring` without TTL."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        super().init(handle)
-        handle.getValueState("expiring", "n long")
-
-
-def timed(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Returns a stream of rows with a time."""
-    return spark.readStream.schema("key string, value long, at timestamp").json(settings.source)
-
-
-def test_what_this_version_does_not_support_is_refused(
-    spark: SparkSession, stream: MakeStream
-) -> None:
-    settings = stream(1)
-    job, rows = settings.cairn_job(), timed(spark, settings)
-    streamed, known = job.groupBy(rows, "key"), spark.createDataFrame([("a", 1)], "k string, n int")
-
-    def refused(message: str, grouped: GroupedData = streamed, **changes: Any) -> None:
-        arguments = {"outputMode": "Update", "timeMode": "None", **changes}
-        with pytest.raises(BadInputError, match=message):
-            grouped.transformWithState(arguments.pop("processor", Remember()), OUTPUT, **arguments)
-
-    refused("outputMode is 'Complete'; allowed: 'Append' or 'Update'", outputMode="Complete")
-    refused("timeMode is 'Sometimes'; allowed: 'None', 'ProcessingTime'", timeMode="Sometimes")
-    refused("expiring.*ttlDurationMs is 1000 in timeMode none", processor=Expiring())
-    refused("initialState is a DataFrame grouped by the key.*found Data", initialState=known)
-    refused("initialState is a batch DataFrame", initialState=rows.groupBy("key"))
-    refused("columns of other types.*n of .*for key of", initialState=job.groupBy(known, "n"))
-    refused("columns of other types", initialState=known.groupBy("k", "n"))
-    watermarked = rows.withWatermark("at", "1 second")
-    two = watermarked.withColumn("w", F.window("at", "1 hour"))
-    refused("several columns have event time: at, w", job.groupBy(two, "key"))
-    union = watermarked.union(watermarked.withWatermark("at", "1 minute"))
-    refused(r"several withWatermark.*job.groupBy\(\[first, second\]", job.groupBy(union, "key"))
-    refused("each input needs withWatermark", job.groupBy([rows, watermarked], "key"))
-    refused("eventTimeColumnName is 'when'; the output has key, n", eventTimeColumnName="when")
-
-
-def test_a_time_mode_or_ttl_other_than_the_states_is_refused(
-    spark: SparkSession, stream: MakeStream
-) -> None:
-    grouped = stream(1).cairn_job().groupBy(timed(spark, stream(1)), "key")
-    grouped.transformWithState(Expiring(), OUTPUT, "Update", "ProcessingTime")
-    with pytest.raises(BadInputError, match=r"timeMode is 'none', but .* with 'processingtime'"):
-        grouped.transformWithState(Lasting(), OUTPUT, "Update", "None")
-    with pytest.raises(BadInputError, match="'expiring' has no ttlDurationMs, but"):
-        grouped.transformWithState(Lasting(), OUTPUT, "Update", "ProcessingTime")
 
 
 def test_a_corrupt_segment_is_named_and_no_state_is_lost(
