@@ -36,8 +36,9 @@ from metastore.models import (
 )
 from metastore.runs import refuse_second_query
 from metastore.states import drop_states
-from metastore.times import next_times, times_of
+from metastore.times import CheckpointTimes, next_times, times_of
 
+_BEFORE, _RUN_BEFORE = aliased(Checkpoint), aliased(Run)  # each costs a millisecond to make
 OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
 
 
@@ -126,7 +127,7 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
     ).one_or_none()
     if found is None:
         parent_id = _confirm_parent(connection, batch)
-        checkpoint_id = _open_checkpoint(
+        checkpoint_id, times, before = _open_checkpoint(
             connection,
             batch,
             job.next_checkpoint_id,
@@ -135,20 +136,21 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
         )
     elif found.status in OPEN:
         checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
+        times = times_of(connection, batch.job_id, checkpoint_id)
+        before = times_of(connection, batch.job_id, parent_id)
     else:
         raise FencedError(
             f"batch {batch.batch_id} is {found.status.value}; a late attempt of it changes nothing",
             job=batch.job,
             checkpoint=found.checkpoint_id,
         )
-    times = times_of(connection, batch.job_id, checkpoint_id)
     return BatchStart(
         checkpoint_id,
         None if parent_id is None else _parent(connection, batch.job_id, parent_id),
         _clock(connection, batch),
         times.processing_ms,
         times.watermark_ms,
-        times_of(connection, batch.job_id, parent_id).watermark_ms,
+        before.watermark_ms,
     )
 
 
@@ -228,7 +230,8 @@ def _open_checkpoint(
     parent_id: int | None,
     *,
     is_first: bool,
-) -> int:
+) -> tuple[int, CheckpointTimes, CheckpointTimes]:
+    """Returns the new checkpoint's id, its times and those of its parent."""
     _abort_older_runs(connection, batch)
     connection.execute(
         update(Job)
@@ -243,7 +246,8 @@ def _open_checkpoint(
     ).one()
     if is_first:
         drop_states(connection, batch.job_id, batch.job, run)
-    times = next_times(connection, run, batch.query_id, batch.batch_id, parent_id)
+    before = times_of(connection, batch.job_id, parent_id)
+    times = next_times(connection, run, batch.query_id, batch.batch_id, parent_id, before)
     connection.execute(
         insert(Checkpoint).values(
             job_id=batch.job_id,
@@ -258,7 +262,7 @@ def _open_checkpoint(
             max_event_ms=times.max_event_ms,
         )
     )
-    return checkpoint_id
+    return checkpoint_id, times, before
 
 
 def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
@@ -285,25 +289,24 @@ def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
 
 
 def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
-    before, run_before = aliased(Checkpoint), aliased(Run)
     row = connection.execute(
         select(
             Checkpoint.parent_checkpoint,
             Checkpoint.parallelism,
             Run.run_id,
-            run_before.run_id.label("parent_run_id"),
+            _RUN_BEFORE.run_id.label("parent_run_id"),
         )
         .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
         .outerjoin(
-            before,
+            _BEFORE,
             and_(
-                before.job_id == Checkpoint.job_id,
-                before.checkpoint_id == Checkpoint.parent_checkpoint,
+                _BEFORE.job_id == Checkpoint.job_id,
+                _BEFORE.checkpoint_id == Checkpoint.parent_checkpoint,
             ),
         )
         .outerjoin(
-            run_before,
-            and_(run_before.job_id == before.job_id, run_before.epoch == before.epoch),
+            _RUN_BEFORE,
+            and_(_RUN_BEFORE.job_id == _BEFORE.job_id, _RUN_BEFORE.epoch == _BEFORE.epoch),
         )
         .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
     ).one()

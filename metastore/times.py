@@ -42,8 +42,9 @@ def next_times(
     query_id: str,
     batch_id: int,
     parent_id: int | None,
+    parent: CheckpointTimes,
 ) -> CheckpointTimes:
-    """Returns the times of the batch that follows a checkpoint.
+    """Returns the times of the batch that follows a checkpoint with these times.
 
     The watermark is Spark's: the least over the inputs of the latest event time seen minus the
     input's delay, as of the end of the parent, and never less than the parent's. A batch that an
@@ -52,7 +53,6 @@ def next_times(
     Raises:
         RefusedError: the watermark is another job's, which has not begun this batch.
     """
-    parent = times_of(connection, run.job_id, parent_id)
     seen = _seen_in(connection, run.job_id, parent_id) if parent_id is not None else []
     max_event_ms = latest(parent.max_event_ms, *seen)
     begun = _begun(connection, run.job_id, query_id, batch_id)
