@@ -24,7 +24,13 @@ _SETTINGS = {
 
 @pytest.fixture(scope="session")
 def session() -> Iterator[SparkSession]:
-    root = new_session("local[2]")
+    with pytest.MonkeyPatch.context() as patch:
+        # Of the application, so it has no effect where another test's session is there already.
+        patch.setenv(
+            "PYSPARK_SUBMIT_ARGS",
+            "--conf spark.python.daemon.module=tests.conformance.daemon pyspark-shell",
+        )
+        root = new_session("local[2]")
     session = root.newSession()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)

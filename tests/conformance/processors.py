@@ -236,13 +236,9 @@ _IN_INIT: dict[str, Callable[[Faulty, StatefulProcessorHandle], object]] = {
     "ttl": lambda _, handle: handle.getValueState("other", "n long", 1000),
 }
 _RESULTS: dict[str, Any] = {
-    "none": None,
-    "a row": Row(key="a", n=1),
     "dicts": [{"key": "a", "n": 1}],
-    "nones": [None],
     "text for a long": [Row(key="a", n="many")],
     "frame": pd.DataFrame({"key": ["a"], "n": [1]}),
-    "rows for frames": [Row(key="a", n=1)],
     "frame without a column": [pd.DataFrame({"key": ["a"]})],
     "frame of other types": [pd.DataFrame({"key": ["a"], "n": ["many"]})],
 }
