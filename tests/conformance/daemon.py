@@ -5,10 +5,8 @@ Every query that fails ends its worker, and a new one spends a second on imports
 
 from __future__ import annotations
 
-import google.protobuf
 import numpy
 import pandas
-import psycopg
 import pyarrow.compute
 from pyspark import worker
 from pyspark.daemon import manager
@@ -19,10 +17,8 @@ import cairn.runtime.operator
 from tests.conformance import processors, scripts
 
 PRELOADED = [
-    google.protobuf,
     numpy,
     pandas,
-    psycopg,
     pyarrow.compute,
     worker,
     stateful_processor,
