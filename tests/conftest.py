@@ -1,4 +1,4 @@
-"""Fixtures for everybody: a real PostgreSQL, a fresh metastore per test, storage on local disk."""
+"""Fixtures for everybody: PostgreSQL, a fresh metastore per test, local storage, Spark."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,9 @@ from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 from metastore.embedded import resolve_url, stop
 from metastore.engine import dispose_engines
 from metastore.migrate import migrate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 S3_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -95,3 +99,12 @@ def _database(postgres: str, *, template: str) -> Iterator[str]:
 def _administer(url: str) -> Connection:
     server = make_url(url).set(database="postgres")
     return create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from tests.runtime.streams import new_session  # Spark is for the tests that ask for it
+
+    session = new_session("local[2,2]")
+    yield session
+    session.stop()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.conformance.engines import Engine
-from tests.runtime.streams import new_session
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _SETTINGS = {
@@ -23,19 +21,11 @@ _SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def session() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Of the application, so it has no effect where another test's session is there already.
-        patch.setenv(
-            "PYSPARK_SUBMIT_ARGS",
-            "--conf spark.python.daemon.module=tests.conformance.daemon pyspark-shell",
-        )
-        root = new_session("local[2]")
-    session = root.newSession()
+def session(spark: SparkSession) -> SparkSession:
+    session = spark.newSession()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
-    yield session
-    root.stop()
+    return session
 
 
 @pytest.fixture(params=["spark", "cairn"])

@@ -1,21 +1,13 @@
-"""A Spark session for the tests that need no process of their own, and settings for a stream."""
+"""Settings for a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from tests.runtime.streams import Settings, new_session, write_source
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = new_session("local[2,4]")
-    yield session
-    session.stop()
+from tests.runtime.streams import Settings, write_source
 
 
 @pytest.fixture
