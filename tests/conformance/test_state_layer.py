@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
@@ -20,7 +20,7 @@ from cairn.state.ttl import purge_expired
 from cairn.state.view import DELETE, PUT, Changes, Overlay
 from tests.conformance.generated import Script, calls, scripts
 from tests.conformance.reference import Reference, ScriptRow
-from tests.conformance.scripts import Interpreter, dump
+from tests.conformance.scripts import Call, Interpreter, dump
 
 TTL_MS = 10
 KEY_GROUPS = KeyGroupRange(0, 4)
@@ -121,6 +121,17 @@ def _key(name: str | None) -> tuple[int, bytes]:
     return sum(data) % len(KEY_GROUPS), data
 
 
+def refreshed(number: int) -> list[Call]:
+    """Sets all state with TTL: in two batches, and then never again."""
+    return [
+        ["value_ttl", "update", [number, "refreshed"]],
+        ["list_ttl", "put", [[number]]],
+        ["list_ttl", "appendValue", [number]],
+        ["map_ttl", "updateValue", ["a", 1], [number]],
+    ]
+
+
+REFRESHED: Script = [[refreshed(1)], [refreshed(2)], [], []]
 EXPIRIES = st.sampled_from([-1, 0, 1, 10, 11, 20, 1000])
 BATCHES = 4
 CALLS = {
@@ -143,7 +154,7 @@ def test_the_state_layer_does_what_the_reference_does(mode: TimeMode) -> None:
     names = st.sampled_from(["a", "b", "", None])
     moments = st.lists(st.integers(0, 12), min_size=BATCHES + 1, max_size=BATCHES + 1)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=150, phases=[Phase.generate, Phase.shrink])
     @given(
         keys=st.dictionaries(names, scripts(CALLS[mode], batches=BATCHES), max_size=3),
         steps=moments,
@@ -151,9 +162,9 @@ def test_the_state_layer_does_what_the_reference_does(mode: TimeMode) -> None:
     def check(keys: dict[str | None, Script], steps: list[int]) -> None:
         layer = StateLayer(mode)
         reference = Reference(layer.new_processor, str(mode), delay_ms=0)
-        batches = batches_of(
-            keys, ttl=mode is TimeMode.PROCESSING_TIME, timers=mode is not TimeMode.NONE
-        )
+        has_ttl = mode is TimeMode.PROCESSING_TIME
+        scripts_of = {**keys, "refreshed": REFRESHED} if has_ttl else keys
+        batches = batches_of(scripts_of, ttl=has_ttl, timers=mode is not TimeMode.NONE)
         now_ms = watermark_ms = 0
         for rows, step in zip(batches, steps, strict=True):
             now_ms += step
