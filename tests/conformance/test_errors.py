@@ -82,7 +82,7 @@ def test_the_message_says_what_is_wrong(engine: Engine, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "spark", "cairn"),
+    ("arguments", "by_spark", "by_cairn"),
     [
         (("key string, n long", "Nope", "None"), "STREAMING_OUTPUT_MODE.INVALID", "'Nope'"),
         (("key string", "Append", "Nope"), "STATEFUL_PROCESSOR_UNKNOWN_TIME_MODE", "'Nope'"),
@@ -92,10 +92,10 @@ def test_the_message_says_what_is_wrong(engine: Engine, fault: Fault) -> None:
     ids=["output mode", "time mode", "output type", "output that is no struct"],
 )
 def test_wrong_arguments_are_refused_when_the_plan_is_built(
-    engine: Engine, arguments: tuple[str, str, str], spark: str, cairn: str
+    engine: Engine, arguments: tuple[str, str, str], by_spark: str, by_cairn: str
 ) -> None:
     df = engine.session.createDataFrame([("a",)], "key string")
-    with pytest.raises(Exception, match=cairn if engine.is_cairn else spark):
+    with pytest.raises(Exception, match=by_cairn if engine.is_cairn else by_spark):
         engine.group(df, "key").transformWithState(Faulty(""), *arguments)
 
 
