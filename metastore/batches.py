@@ -139,11 +139,7 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
         times = times_of(connection, batch.job_id, checkpoint_id)
         before = times_of(connection, batch.job_id, parent_id)
     else:
-        raise FencedError(
-            f"batch {batch.batch_id} is {found.status.value}; a late attempt of it changes nothing",
-            job=batch.job,
-            checkpoint=found.checkpoint_id,
-        )
+        raise _is_over(batch, found)
     return BatchStart(
         checkpoint_id,
         None if parent_id is None else _parent(connection, batch.job_id, parent_id),
@@ -151,6 +147,14 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
         times.processing_ms,
         times.watermark_ms,
         before.watermark_ms,
+    )
+
+
+def _is_over(batch: BatchRef, found: Row[*tuple[Any, ...]]) -> FencedError:
+    return FencedError(
+        f"batch {batch.batch_id} is {found.status.value}; a late attempt of it changes nothing",
+        job=batch.job,
+        checkpoint=found.checkpoint_id,
     )
 
 
