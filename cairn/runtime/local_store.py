@@ -2,7 +2,7 @@
 
 It holds the state of one confirmed checkpoint, its position, and nothing newer. LMDB runs without
 fsync: a killed process cannot hurt it, a crashed machine can, so an environment made under another
-boot of the machine is thrown away before it is opened.
+boot of the machine is thrown away before it is opened, as is one with another form of keys.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from cairn.state.view import DELETE, PUT, Changes
 MAP_SIZE_BYTES = 1 << 36
 """Most local state of one subtask. Address space, not disk: the file grows with what is in it."""
 
+_KEY_FORM = "2"
+"""Of how keys are stored, see `_stored_key`. Another one is not readable by this code."""
 _POSITION_KEY = b"\xff\xff"
 _KEY_LIMIT_BYTES = 511
 """LMDB's. Only a key that ends in a hash is as long as this."""
@@ -56,7 +58,7 @@ class LocalStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        _discard_other_boot(directory)
+        _discard_unless_ours(directory)
         try:
             self._env = lmdb.open(
                 str(directory),
@@ -279,16 +281,18 @@ def boot_id() -> str:
         raise RefusedError(f"no boot id: {error}. Executors must run on Linux") from error
 
 
-def _discard_other_boot(directory: Path) -> None:
+def _discard_unless_ours(directory: Path) -> None:
+    """Empties a directory that another boot, or a Cairn with another form of keys, has made."""
+    expected = f"{boot_id()} {_KEY_FORM}"
     directory.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         mark = directory / "boot-id"
-        if not mark.exists() or mark.read_text() != boot_id():
+        if not mark.exists() or mark.read_text() != expected:
             if directory.exists():
                 shutil.rmtree(directory)
             directory.mkdir()
-            mark.write_text(boot_id())
+            mark.write_text(expected)
     finally:
         os.close(lock)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cairn.errors import StorageError
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime import local_store
-from cairn.runtime.local_store import LocalStore, Position
+from cairn.runtime.local_store import LocalStore, Position, boot_id
 from cairn.state.entries import (
     TIMERS_BY_EXPIRY,
     entry_prefix,
@@ -279,6 +279,13 @@ def test_state_outlives_its_process_but_not_the_boot_of_the_machine(tmp_path: Pa
     assert contents(thrown_away) == {}
     with thrown_away.read() as reader:
         assert reader.position() is None
+
+
+def test_state_with_another_form_of_keys_is_thrown_away(tmp_path: Path) -> None:
+    directory = tmp_path / "subtask-0-2"
+    count_in_a_process(directory, 1)
+    (directory / "boot-id").write_text(boot_id())  # as the form before wrote it
+    assert contents(LocalStore(directory)) == {}
 
 
 @pytest.mark.parametrize("mark", [None, "", "half-a-b"])
