@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql.conversion import ArrowBatchTransformer, PandasToArrowConversion
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegralType, StructType
 
 from cairn.errors import BadInputError
 
@@ -55,13 +55,26 @@ def frames_to_batch(
     full = [frame for frame in frames if len(frame)]
     if not full:
         return pa.RecordBatch.from_pylist([], to_arrow_schema(schema, timezone="UTC"))
+    together = full[0] if len(full) == 1 else pd.concat(full, ignore_index=True)
+    if len(full) == 1 or not _rounds(together, schema):
+        return _convert(together, schema, timezone)
+    batches = [_convert(frame, schema, timezone) for frame in full]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _rounds(together: pd.DataFrame, schema: StructType) -> bool:
+    """Tells whether whole numbers may have become floats, because another frame has a null."""
+    return any(
+        together[field.name].dtype.kind == "f"
+        for field in schema
+        if isinstance(field.dataType, IntegralType)
+    )
+
+
+def _convert(frame: pd.DataFrame, schema: StructType, timezone: str) -> pa.RecordBatch:
     try:
         return PandasToArrowConversion.convert(
-            full[0] if len(full) == 1 else pd.concat(full, ignore_index=True),
-            schema,
-            timezone=timezone,
-            arrow_cast=True,
-            assign_cols_by_name=True,
+            frame, schema, timezone=timezone, arrow_cast=True, assign_cols_by_name=True
         )
     except (PySparkTypeError, PySparkValueError, pa.ArrowException) as error:
         raise BadInputError(f"output frame: {error}") from error
