@@ -111,13 +111,16 @@ def _spark_hash(number: int) -> int:
 
 
 def _anchor(session: SparkSession, slot_by_task: Sequence[int]) -> DataFrame:
-    """Returns one row per task; each is cached where its task first runs."""
+    """Returns one row per task, cached on as many executors as are free.
+
+    It is computed here, not in the first batch, where the tasks that read the source hold some of
+    the executors, which would then get no subtask for as long as the query runs.
+    """
     rows = [(slot,) for slot in slot_by_task]
-    return (
-        session.createDataFrame(rows, f"{_SLOT_COLUMN} int")
-        .repartition(len(rows), _SLOT_COLUMN)
-        .cache()
-    )
+    anchor = session.createDataFrame(rows, f"{_SLOT_COLUMN} int")
+    anchor = anchor.repartition(len(rows), _SLOT_COLUMN).cache()
+    anchor.count()
+    return anchor
 
 
 def warn_if_subtasks_float(session: SparkSession) -> None:

@@ -221,6 +221,7 @@ def new_session(master: str) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.executor.memory", "512m")
         .config("spark.shuffle.reduceLocality.enabled", "false")
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1")
         .getOrCreate()
     )
 
