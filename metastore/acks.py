@@ -60,23 +60,19 @@ def intend_file(
         FencedError: a newer run has begun a batch.
     """
     require_epoch(connection, batch)
-    connection.execute(
-        insert(PhysicalFile)
-        .values(
-            file_id=UUID(file_id),
-            job_id=batch.job_id,
-            epoch=batch.epoch,
-            path=path,
-            scope=scope,
-        )
-        .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
-    )
+    _add_file(connection, batch.job_id, batch.epoch, file_id, path, scope)
 
 
 def intend_initial_rows(
-    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
+    connection: Connection, job_id: str, epoch: int, file_id: str, path: str
 ) -> None:
     """Records that a file of initial state rows is about to be written, before its run begins."""
+    _add_file(connection, job_id, epoch, file_id, path, Scope.SHARED)
+
+
+def _add_file(
+    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
+) -> None:
     connection.execute(
         insert(PhysicalFile)
         .values(file_id=UUID(file_id), job_id=job_id, epoch=epoch, path=path, scope=scope)

@@ -137,7 +137,7 @@ def _modes(job: str, output_mode: str, time_mode: str, *, is_streaming: bool) ->
     allowed = ["Append", "Update"] if is_streaming else ["Append", "Update", "Complete"]
     if output_mode.lower() not in [mode.lower() for mode in allowed]:
         raise BadInputError(
-            f"outputMode is {output_mode!r}; allowed: {', '.join(allowed)}", job=job
+            f"outputMode is {output_mode!r}; allowed: {' or '.join(map(repr, allowed))}", job=job
         )
     try:
         return TimeMode(time_mode.lower())

@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cairn.errors import CorruptSegmentError, RefusedError
-from cairn.handles import Scope
 from cairn.layout import shared_file
 from cairn.runtime.intake import Intake, Part, subtasks_by_key_group
 from cairn.runtime.plan import KEY_HASH_COLUMN, InitialRows, Operator, RunPlan
@@ -125,9 +124,7 @@ def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> In
     path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
     run_transaction(
         plan.metastore_url,
-        lambda connection: intend_initial_rows(
-            connection, plan.job_id, plan.epoch, file_id, path, Scope.SHARED
-        ),
+        lambda connection: intend_initial_rows(connection, plan.job_id, plan.epoch, file_id, path),
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"record the write of {path}",
     )

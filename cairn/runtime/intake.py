@@ -45,7 +45,6 @@ class Intake:
         subtasks: those that the task does.
         late_ms: rows at or before this watermark are dropped; None: nothing is late.
         memory_bytes: how much of it is held in memory.
-
     """
 
     def __init__(

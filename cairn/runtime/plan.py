@@ -113,8 +113,8 @@ class RunPlan:
 
     def subtasks(self, task: int) -> range:
         """Returns the subtasks that a Spark task does, one after the other."""
-        first = -(-task * self.parallelism // self.tasks)
-        return range(first, -(-(task + 1) * self.parallelism // self.tasks))
+        share = range_of(task, self.tasks, self.parallelism)
+        return range(share.start, share.end)
 
     def batch(self, query_id: str, batch_id: int) -> BatchRef:
         """Returns the reference to one of the run's batches."""

@@ -59,13 +59,14 @@ def transform(
     job: Job, inputs: Inputs, count: int, key_columns: tuple[str, ...], call: Call
 ) -> DataFrame:
     """Returns the DataFrame of what the processor yields; `count` is how many inputs there are."""
-    states, deleted = _declare(call.processor, call.time_mode)
+    dumped: bytes = cloudpickle.dumps(call.processor)  # type: ignore[no-untyped-call]
+    states, deleted = _declare(dumped, call.time_mode)
     session = inputs.df.sparkSession
     key_schema = StructType([inputs.row_schema[name] for name in key_columns]).jsonValue()
     TupleCodec(key_schema, name="key")  # refuses what state cannot hold
     operator = Operator(
         job=job.name,
-        processor=cloudpickle.dumps(call.processor),  # type: ignore[no-untyped-call]
+        processor=dumped,
         uses_pandas=call.uses_pandas,
         time_mode=call.time_mode,
         key_columns=key_columns,
@@ -202,11 +203,8 @@ def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
     )
 
 
-def _declare(
-    processor: StatefulProcessor, mode: TimeMode
-) -> tuple[Sequence[StateDeclaration], Collection[str]]:
+def _declare(dumped: bytes, mode: TimeMode) -> tuple[Sequence[StateDeclaration], Collection[str]]:
     """Returns the state variables that `init` declares and deletes, run on a copy."""
-    dumped: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
     copy: StatefulProcessor = cloudpickle.loads(dumped)  # our own, not from storage
     handle = DeclaringHandle(lambda schema: struct(schema).jsonValue(), mode)
     copy.init(handle)  # type: ignore[arg-type]  # the same methods, not the same class

@@ -124,13 +124,13 @@ class _Work:
         times = self._times
         is_event_time = times.mode is TimeMode.EVENT_TIME
         until_ms = times.watermark_ms if is_event_time else times.processing_ms
-        make_key = self._key_codec.make_row
+        make_key = Row(*self._key_codec.field_names)
         for expiry_ms, key_group, key_bytes in self._timers.due(self._share.key_groups, until_ms):
             self.handle.set_key(key_group, key_bytes)
             key = self._key_codec.decode(key_bytes)
             self.form.collect(
                 processor.handleExpiredTimer(
-                    key=make_key(*key) if make_key else key,
+                    key=make_key(*key),
                     timerValues=self._timer_values,
                     expiredTimerInfo=ExpiredTimerInfo(expiry_ms),
                 )
