@@ -65,7 +65,10 @@ def test_what_this_version_does_not_support_is_refused(
     union = watermarked.union(watermarked.withWatermark("at", "1 minute"))
     refused(r"several withWatermark.*job.groupBy\(\[first, second\]", job.groupBy(union, "key"))
     refused("each input needs withWatermark", job.groupBy([rows, watermarked], "key"))
-    refused("eventTimeColumnName is 'when', which has to be a timestamp of the output", eventTimeColumnName="when")
+    refused(
+        "eventTimeColumnName is 'when', which has to be a timestamp of the output",
+        eventTimeColumnName="when",
+    )
 
 
 def test_a_time_mode_or_ttl_other_than_the_states_is_refused(
