@@ -15,6 +15,8 @@ class SegmentKind(StrEnum):
     """The changes that one subtask made in one checkpoint."""
     KEYED_FULL = "keyed_full"
     """The whole keyed state of a subtask as of one checkpoint (a materialisation)."""
+    MANIFEST = "manifest"
+    """All handles of one checkpoint (`cairn.manifest`): no state, so no restore replays it."""
 
 
 class Scope(StrEnum):
@@ -24,6 +26,15 @@ class Scope(StrEnum):
     """Merged within one subtask; may serve many checkpoints."""
     TASK_MANAGER = "taskmanager"
     """Merged across the subtasks of one executor."""
+
+
+class PinKind(StrEnum):
+    """Why a checkpoint stays beyond those that are retained."""
+
+    PIN = "pin"
+    """Somebody reads it or goes back to it."""
+    SAVEPOINT = "savepoint"
+    """Another job may be started from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)

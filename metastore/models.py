@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from cairn.handles import Scope, SegmentKind
+from cairn.handles import PinKind, Scope, SegmentKind
 
 SCHEMA = "cairn"
 
@@ -233,6 +233,26 @@ class Checkpoint(Base):
     confirmed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     """When it was subsumed or aborted."""
+
+
+class Pin(Base):
+    """One row per pin of a checkpoint, removed ones too: while it is open the checkpoint stays."""
+
+    __tablename__ = "pins"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
+        ),
+        Index(None, "job_id", "checkpoint_id", postgresql_where=text("removed_at IS NULL")),
+        _one_of("kind", PinKind),
+    )
+    pin_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    checkpoint_id: Mapped[int]
+    kind: Mapped[PinKind] = mapped_column(_enum(PinKind))
+    name: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    removed_at: Mapped[datetime | None]
 
 
 class PhysicalFile(Base):

@@ -22,12 +22,14 @@ WRITTEN_BY_JOBS = {
     "runs",
     "state_variables",
     "checkpoints",
+    "pins",
     "subtask_acks",
     "physical_files",
     "segments",
 }
 VIEWS = [
     "v_jobs",
+    "v_pins",
     "v_checkpoint_history",
     "v_files",
     "v_space_amplification",
@@ -98,7 +100,8 @@ def test_reader_sees_no_table(rows: Rows, table: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.segment(rows.file())
-    rows.checkpoint(1)
+    rows.checkpoint(1, "CONFIRMED")
+    rows.pin(1)
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 
