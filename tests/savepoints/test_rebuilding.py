@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import make_url
 
 from cairn.errors import FencedError, RefusedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
@@ -201,6 +202,12 @@ def test_a_storage_without_manifests_says_what_it_has(lost: Query, empty_url: st
     assert rebuild(empty_url, lost.storage) == RebuildReport(
         (), (f"{lost.plan.job_id}: no manifest from which it could be rebuilt",)
     )
+
+
+def test_the_role_cairn_writer_may_rebuild(lost: Query, empty_url: str) -> None:
+    writer = make_url(empty_url).update_query_dict({"options": "-c role=cairn_writer"})
+    report = rebuild(writer.render_as_string(hide_password=False), lost.storage)
+    assert [job.checkpoints for job in report.jobs] == [6]
 
 
 def test_progress_counts_the_manifests(lost: Query, empty_url: str) -> None:
