@@ -288,6 +288,8 @@ def test_times_and_variables_go_on_from_the_manifest(
     query.savepoint(2)
     origin = query.origin(2)
     assert origin.manifest.max_event_ms == (5_000,)
+    query.savepoint(1)
+    assert not query.origin(1).manifest.variables[0].is_dropped, "it was dropped by checkpoint 2"
     again = replace_query(query, job="again").start(
         2,
         origin=origin.manifest,

@@ -87,12 +87,12 @@ def test_a_manifest_is_the_same_whatever_has_happened_since(query: Query) -> Non
 def test_a_manifest_is_no_state_of_any_checkpoint(query: Query) -> None:
     for batch_id in range(3):
         query.batch(batch_id)
-        if batch_id:
-            query.savepoint()
+    TaskManager(query.plan, EXECUTOR).begin(query.plan.batch(QUERY, 3))
+    assert query.savepoint().checkpoint_id == 3
     shutil.rmtree(query.local_dir)
     query.start(parallelism=3)
-    query.batch(3)
-    assert query.state(4) == remembered(4)
+    last = query.batch(3)  # from checkpoint 3, by its segments
+    assert query.state(last) == remembered(4)
 
 
 def test_a_manifest_stays_as_long_as_its_checkpoint(query: Query) -> None:
