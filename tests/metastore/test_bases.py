@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cairn.errors import FencedError
-from metastore.bases import install_base
+from metastore.bases import install
 from metastore.checkpoints import lineage_of
 from metastore.engine import open_engine
 from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
@@ -214,7 +214,7 @@ def test_a_batch_that_begins_while_a_base_is_installed_waits_and_then_has_it(
     base = steps.base(batch, 1, (0, 4))
     with ThreadPoolExecutor() as threads:
         with open_engine(steps.url).begin() as connection:
-            install_base(connection, batch, 0, [base])
+            install(connection, batch, 0, [base])
             following = threads.submit(steps.begin, steps.ref(1, 2))
             steps.wait_until_blocked()
         assert following.result().checkpoint_id == 3

@@ -25,6 +25,7 @@ WRITTEN_BY_JOBS = {
     "subtask_acks",
     "physical_files",
     "segments",
+    "materializations",
 }
 VIEWS = [
     "v_jobs",
@@ -32,6 +33,7 @@ VIEWS = [
     "v_files",
     "v_space_amplification",
     "v_native_comparison",
+    "v_materialization",
 ]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
