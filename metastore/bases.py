@@ -59,12 +59,12 @@ def replay_of(
     handles = sorted(map(handle_of, rows), key=replay_order)
     bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
     changes = [handle for handle in handles if handle.kind is not SegmentKind.KEYED_FULL]
-    covered = {group for base in bases for group in range(base.key_groups.start, base.key_groups.end)}
+    based = {group for b in bases for group in range(b.key_groups.start, b.key_groups.end)}
     return Replay(
         lineage_of(connection, job_id, checkpoint_id),
         bases,
         changes,
-        is_based=covered.issuperset(range(key_groups.start, key_groups.end))
+        is_based=based.issuperset(range(key_groups.start, key_groups.end))
         and all(change.key_groups.intersect(key_groups) == change.key_groups for change in changes),
     )
 

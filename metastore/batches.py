@@ -78,8 +78,10 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Milliseconds since 1970 by the database's clock; bases, and increments on top of them, by the
-    start of their key groups."""
+    """Milliseconds since 1970 by the database's clock; bases by the start of their key groups.
+
+    What is said of bases holds for the increments on top of them.
+    """
 
     now_ms: int
     job_created_ms: int

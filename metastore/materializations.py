@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, func, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.handles import SegmentKind
+from cairn.handles import SegmentHandle, SegmentKind
 from metastore.acks import require_epoch
 from metastore.batches import BatchRef
 from metastore.models import Materialization
@@ -23,6 +24,17 @@ class Materialized:
     segments: int
     entries: int
     size_bytes: int
+
+    @classmethod
+    def of(cls, handles: Sequence[SegmentHandle]) -> Materialized:
+        """Returns the sums over what was written, which is at least one segment."""
+        return cls(
+            handles[0].kind,
+            handles[0].as_of_checkpoint,
+            len(handles),
+            sum(handle.entries for handle in handles),
+            sum(handle.size_bytes for handle in handles),
+        )
 
 
 def record_start(

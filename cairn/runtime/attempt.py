@@ -47,7 +47,7 @@ class Attempt:
     def run_subtask(
         self, subtask: int, given: Input, work: Callable[[LocalReader], Overlay]
     ) -> SubtaskPart:
-        """Does one subtask: its parent's state, the work, the spool; starts a materialisation if due."""
+        """Does one subtask: its parent's state, a materialisation's start, the work, the spool."""
         began = time.monotonic()
         with parent_state(self.manager, self.store, subtask, self.start) as reader:
             restore_ms = round((time.monotonic() - began) * 1000)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from cairn.runtime.local_store import LocalReader
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 
-type Row = tuple[int, bytes, bytes | None]
+Row = tuple[int, bytes, bytes | None]
 """One change: its operation, the entry's key or the prefix, the value of a PUT."""
 
 

@@ -81,13 +81,7 @@ def materialize(
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"install the materialisation of subtask {subtask} of job {plan.job}",
     )
-    return Materialized(
-        kind,
-        as_of,
-        segments=len(written),
-        entries=sum(handle.entries for _, handle in written),
-        size_bytes=sum(handle.size_bytes for _, handle in written),
-    )
+    return Materialized.of([handle for _, handle in written])
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,9 +61,7 @@ class Progress:
     error: str = ""
 
 
-def is_due(
-    clock: Clock, last_ms: int, *, subtask: int, parallelism: int, interval_ms: int
-) -> bool:
+def is_due(clock: Clock, last_ms: int, *, subtask: int, parallelism: int, interval_ms: int) -> bool:
     """Tells whether a tick of the subtask's own phase has passed since its last materialisation.
 
     Each subtask ticks once per interval, `1/parallelism` of it after the one before, so that

@@ -140,12 +140,16 @@ class Steps:
         return checkpoint_id
 
     def base(
-        self, batch: BatchRef, as_of: int, key_groups: tuple[int, int]
+        self,
+        batch: BatchRef,
+        as_of: int,
+        key_groups: tuple[int, int],
+        kind: SegmentKind = SegmentKind.KEYED_FULL,
     ) -> tuple[WrittenFile, SegmentHandle]:
         """Returns a base of some key groups, with its file (the intent is recorded)."""
         handle = SegmentHandle(
             str(uuid4()),
-            SegmentKind.KEYED_FULL,
+            kind,
             "",
             0,
             SIZE_BYTES,

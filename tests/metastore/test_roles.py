@@ -101,6 +101,7 @@ def test_reader_sees_no_table(rows: Rows, table: str) -> None:
 def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.segment(rows.file())
     rows.checkpoint(1)
+    rows.materialization()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

@@ -114,9 +114,7 @@ class Task:
             yield "restored"
             if self.materializes:
                 share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
-                materialize(
-                    manager, store, batch, self.subtask, reader, full_from_share=share
-                )
+                materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
                 yield "materialised"
             overlay = Overlay(reader)
             self.write(overlay, self.plan.key_groups(self.subtask))

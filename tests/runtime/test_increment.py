@@ -46,9 +46,7 @@ def apply(store: LocalStore, rows: Changes) -> dict[bytes, bytes]:
 
 
 def increment(reader: LocalReader, parts: list[Changes]) -> Changes:
-    rows = [
-        row for touched in touched_by(parts).values() for row in net_changes(reader, touched)
-    ]
+    rows = [row for touched in touched_by(parts).values() for row in net_changes(reader, touched)]
     rows.sort(key=lambda row: (row[1], row[0] != DELETE_PREFIX))
     return packed(rows)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +59,8 @@ class Stream:
         self.start(clock)
         with self.alone():
             pass
+        for process in materializer._started:
+            process.wait()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -120,7 +121,7 @@ def test_an_order_of_a_killed_process_counts_as_failed_and_the_next_one_does_it(
     with stream.alone():
         pass
     stream.start()
-    materializer._started[-1].send_signal(signal.SIGKILL)
+    materializer._started[-1].kill()
     with stream.alone():
         progress = materializer._progress(stream.manager, 0)
     assert (progress.failures, progress.done_ms) in {(1, 0), (0, DUE.now_ms)}

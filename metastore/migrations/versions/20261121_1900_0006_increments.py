@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
+revision = "0006"
 down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-KINDS = ("changelog", "keyed_full", "keyed_increment")
+KNOWN_KINDS = "kind IN ('changelog', 'keyed_full', 'keyed_increment')"
 
 V_MATERIALIZATION = """
 SELECT
@@ -64,10 +64,9 @@ GRANT SELECT ON cairn.v_materialization TO cairn_writer, cairn_maintainer, cairn
 
 
 def upgrade() -> None:
-    allowed = f"kind IN ({', '.join(f"'{kind}'" for kind in KINDS)})"
     known = op.f("ck_segments__kind_known")
     op.drop_constraint(known, "segments", schema="cairn", type_="check")
-    op.create_check_constraint(known, "segments", allowed, schema="cairn")
+    op.create_check_constraint(known, "segments", KNOWN_KINDS, schema="cairn")
     op.create_table(
         "materializations",
         sa.Column("materialization_id", sa.Uuid(), nullable=False),
@@ -88,7 +87,7 @@ def upgrade() -> None:
             sa.Column(name, sa.BigInteger(), server_default="0", nullable=False)
             for name in ("segments", "entries", "size_bytes")
         ),
-        sa.CheckConstraint(allowed, name=op.f("ck_materializations__kind_known")),
+        sa.CheckConstraint(KNOWN_KINDS, name=op.f("ck_materializations__kind_known")),
         sa.ForeignKeyConstraint(
             ["job_id", "epoch"],
             ["cairn.runs.job_id", "cairn.runs.epoch"],
