@@ -31,59 +31,36 @@ from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cairn.handles import PinKind, Scope, SegmentKind
+from metastore.statuses import (
+    CheckpointStatus,
+    FileStatus,
+    MaintenanceStatus,
+    SegmentStatus,
+    StateKind,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Base",
+    "Checkpoint",
+    "CheckpointStatus",
+    "Deletion",
+    "FileStatus",
+    "Job",
+    "MaintenanceRun",
+    "MaintenanceStatus",
+    "Materialization",
+    "PhysicalFile",
+    "Pin",
+    "Run",
+    "Segment",
+    "SegmentStatus",
+    "StateKind",
+    "StateVariable",
+    "SubtaskAck",
+]
 
 SCHEMA = "cairn"
-
-
-class CheckpointStatus(StrEnum):
-    """IN_PROGRESS → COMPLETED → CONFIRMED → SUBSUMED; IN_PROGRESS, COMPLETED → ABORTED."""
-
-    IN_PROGRESS = "IN_PROGRESS"
-    """Some subtasks have not acknowledged."""
-    COMPLETED = "COMPLETED"
-    """All subtasks have; Spark may still replay the batch."""
-    CONFIRMED = "CONFIRMED"
-    """Spark has committed the batch, which the start of the next one proves."""
-    SUBSUMED = "SUBSUMED"
-    """Older than every retained checkpoint."""
-    ABORTED = "ABORTED"
-    """A newer run took its batch again."""
-
-
-class FileStatus(StrEnum):
-    """WRITING → SEALED → CONDEMNED → DELETED; WRITING → CONDEMNED."""
-
-    WRITING = "WRITING"
-    """The write intent, committed before the first byte."""
-    SEALED = "SEALED"
-    """Whole and durable."""
-    CONDEMNED = "CONDEMNED"
-    """Holds nothing that any checkpoint needs; to be deleted."""
-    DELETED = "DELETED"
-
-
-class SegmentStatus(StrEnum):
-    """LIVE → DEAD."""
-
-    LIVE = "LIVE"
-    """Some retained or future checkpoint needs it."""
-    DEAD = "DEAD"
-
-
-class MaintenanceStatus(StrEnum):
-    """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
-
-    PLANNED = "PLANNED"
-    APPLIED = "APPLIED"
-    FAILED = "FAILED"
-
-
-class StateKind(StrEnum):
-    """The three kinds of state variable."""
-
-    VALUE = "value"
-    LIST = "list"
-    MAP = "map"
 
 
 def _enum(values: type[StrEnum]) -> Enum:
@@ -355,6 +332,31 @@ class SubtaskAck(Base):
     restore_ms: Mapped[int]
     """How long the subtask took to bring its local state to the parent."""
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Materialization(Base):
+    """One row per materialisation that a process of a job has begun, for metrics."""
+
+    __tablename__ = "materializations"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
+        Index(None, "job_id", "subtask", "started_at"),
+        _one_of("kind", SegmentKind),
+    )
+    materialization_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    epoch: Mapped[int]
+    subtask: Mapped[int]
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    finished_at: Mapped[datetime | None]
+    """Null: it is running, or was killed."""
+    error: Mapped[str | None]
+    kind: Mapped[SegmentKind | None] = mapped_column(_enum(SegmentKind))
+    """Bases or an increment; null: nothing had changed."""
+    as_of_checkpoint: Mapped[int | None]
+    segments: Mapped[int] = mapped_column(server_default="0")
+    entries: Mapped[int] = mapped_column(server_default="0")
+    size_bytes: Mapped[int] = mapped_column(server_default="0")
 
 
 class MaintenanceRun(Base):

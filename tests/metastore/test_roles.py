@@ -26,6 +26,7 @@ WRITTEN_BY_JOBS = {
     "subtask_acks",
     "physical_files",
     "segments",
+    "materializations",
 }
 VIEWS = [
     "v_jobs",
@@ -34,6 +35,7 @@ VIEWS = [
     "v_files",
     "v_space_amplification",
     "v_native_comparison",
+    "v_materialization",
 ]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
@@ -102,6 +104,7 @@ def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.segment(rows.file())
     rows.checkpoint(1, "CONFIRMED")
     rows.pin(1)
+    rows.materialization()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

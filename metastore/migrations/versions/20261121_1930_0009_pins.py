@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0009"
+down_revision = "0006"
 branch_labels = None
 depends_on = None
+
+KNOWN_KINDS = "kind IN ('changelog', 'keyed_full', 'keyed_increment', 'manifest')"
 
 V_PINS = """
 SELECT
@@ -104,13 +106,10 @@ GRANT SELECT ON cairn.pins TO cairn_maintainer;
 
 def upgrade() -> None:
     _pins()
-    op.drop_constraint("ck_segments__kind_known", "segments", schema="cairn")
-    op.create_check_constraint(
-        op.f("ck_segments__kind_known"),
-        "segments",
-        "kind IN ('changelog', 'keyed_full', 'manifest')",
-        schema="cairn",
-    )
+    for table in ("segments", "materializations"):
+        known = op.f(f"ck_{table}__kind_known")
+        op.drop_constraint(known, table, schema="cairn", type_="check")
+        op.create_check_constraint(known, table, KNOWN_KINDS, schema="cairn")
     op.execute(GUARDS)
     op.execute(f"CREATE VIEW cairn.v_pins AS {V_PINS}")
     op.execute(f"COMMENT ON VIEW cairn.v_pins IS '{COMMENT}'")
