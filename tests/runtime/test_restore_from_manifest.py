@@ -183,6 +183,7 @@ def test_a_job_that_began_from_nothing_is_not_restored_any_more(
     target.start(2).batch(0)
     with pytest.raises(RefusedError, match="has begun batches without restoring"):
         build(target, url_of(source))
+    assert target.sql("SELECT epoch FROM cairn.runs") == [(1,)], "no run was registered"
     target.batch(1)
     assert not build(target, url_of(source)), "it goes on from the state that it has"
 
