@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,9 @@ from cairn.savepoints.write import pin as write_pin
 from metastore.engine import run_transaction
 from metastore.migrate import require_current
 from metastore.pins import open_pins, remove_pins
+
+Run = Callable[[str, Namespace], int]
+"""Does what a command says, with the metastore's URL; returns the exit code."""
 
 _CORRUPT = 5
 _REBUILD_TIMEOUT_MS = 600_000
@@ -54,8 +57,12 @@ def add_commands(
     changing = argparse.ArgumentParser(add_help=False)
     changing.add_argument("--dry-run", action="store_true", help="say it, change nothing")
 
-    def add(name: str, run: Any, help_: str, *parents: argparse.ArgumentParser) -> Any:  # noqa: ANN401
-        command = commands.add_parser(name, parents=[common, *parents], help=help_)
+    def add(
+        name: str, run: Run, help_: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(
+            name, parents=[common, *parents], help=help_
+        )
         command.add_argument("job", metavar="JOB", help="the job's name")
         command.set_defaults(run=run)
         return command
