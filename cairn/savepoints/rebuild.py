@@ -72,6 +72,8 @@ def rebuild(
     for found in store.list(""):
         sizes[found.path.split("/")[0]][found.path] = found.size_bytes
     manifests, problems = _read_all(store, sizes, progress)
+    for found_of_job in manifests.values():
+        problems += _drop_given_up(found_of_job)
     jobs = [plan_job(store.url, manifests[job_id], sizes[job_id]) for job_id in sorted(manifests)]
     problems += [
         f"{job_id}: no manifest from which it could be rebuilt"
@@ -129,6 +131,27 @@ def _read_all(
         if progress is not None:
             progress(number, len(paths))
     return dict(usable), problems
+
+
+def _drop_given_up(manifests: list[FoundManifest]) -> list[str]:
+    """Takes out what a query was rolled back behind, by an earlier rebuild; returns it in words.
+
+    Its batches were run again under higher ids, and must not look committed.
+    """
+    newest = max((one.manifest for one in manifests), key=lambda one: one.checkpoint_id)
+    given_up = [
+        one
+        for one in manifests
+        if one.manifest is not newest
+        and one.manifest.query_id == newest.query_id
+        and one.manifest.batch_id >= newest.batch_id
+    ]
+    paths = {one.path for one in given_up}
+    manifests[:] = [one for one in manifests if one.path not in paths]
+    return [
+        f"{one.path}: the query was rolled back behind its batch {one.manifest.batch_id}"
+        for one in given_up
+    ]
 
 
 def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:

@@ -16,6 +16,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest
 from cairn.runtime.executor import TaskManager
 from cairn.savepoints.rebuild import RebuildReport, plan_job, rebuild
+from metastore.engine import open_engine
 from metastore.migrate import migrate
 from metastore.rebuild import FoundManifest
 from tests.runtime.tasks import QUERY, remembered
@@ -154,6 +155,29 @@ def test_a_manifest_whose_bytes_are_gone_or_damaged_is_not_used(
     assert query.batch(5) >= 1_000_006, "chk-6 is there, so 6 is not given again"
     query.batch(6)
     assert query.state(query.batch(7)) == remembered(8)
+
+
+def test_a_checkpoint_that_the_query_was_rolled_back_behind_does_not_come_back(
+    lost: Query, empty_url: str
+) -> None:
+    newest = lost.root / "chk-6" / "_metadata"
+    whole = newest.read_bytes()
+    newest.write_bytes(b"x")
+    query = rebuilt(lost, empty_url).start(3)
+    query.batch(5)
+    second = query.batch(6)
+    newest.write_bytes(whole)
+    with open_engine(empty_url).begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA cairn CASCADE")
+    migrate(empty_url)
+    report = rebuild(empty_url, lost.storage)
+    [job] = report.jobs
+    assert (job.newest_checkpoint, job.batch_id) == (second - 1, 5)
+    assert report.problems == (
+        f"{lost.plan.job_id}/chk-6/_metadata: the query was rolled back behind its batch 5",
+    )
+    query = unstarted(lost, empty_url).start(2)
+    assert query.state(query.batch(6)) == remembered(7)
 
 
 def test_a_dry_run_tells_the_same_and_changes_nothing(lost: Query, empty_url: str) -> None:
