@@ -248,6 +248,7 @@ class PhysicalFile(Base):
             "file_id",
             postgresql_where=text("status <> 'DELETED'"),
         ),
+        Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
         _one_of("status", FileStatus),
         _one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
@@ -257,6 +258,10 @@ class PhysicalFile(Base):
     epoch: Mapped[int]
     path: Mapped[str]
     scope: Mapped[Scope] = mapped_column(_enum(Scope))
+    batch_id: Mapped[int | None]
+    """The batch that it is written in, which alone may seal it; null: initial state."""
+    retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("cairn.physical_files.file_id"))
+    """The file of the first attempt at the same bytes; null: it is the first."""
     status: Mapped[FileStatus] = mapped_column(_enum(FileStatus), server_default=FileStatus.WRITING)
     size_bytes: Mapped[int | None]
     live_bytes: Mapped[int] = mapped_column(server_default="0")
@@ -335,6 +340,44 @@ class SubtaskAck(Base):
     restore_ms: Mapped[int]
     """How long the subtask took to bring its local state to the parent."""
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class UploadStat(Base):
+    """One row per group commit that uploaded something: what its requests were like."""
+
+    __tablename__ = "upload_stats"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
+        ),
+        Index(None, "job_id", "checkpoint_id"),
+    )
+    commit_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    checkpoint_id: Mapped[int]
+    tm_id: Mapped[str]
+    files: Mapped[int]
+    segments: Mapped[int]
+    size_bytes: Mapped[int]
+    requests: Mapped[int]
+    """Writes that were sent: `files`, retries and hedges."""
+    retries: Mapped[int]
+    hedges: Mapped[int]
+    hedge_wins: Mapped[int]
+    failed_attempts: Mapped[int]
+    winning_attempt: Mapped[int]
+    """The number of the attempt that counts, from 1; of several files the greatest."""
+    failed_uploads: Mapped[int]
+    """Uploads of the executor that failed whole since its row before."""
+    queue_size: Mapped[int]
+    """Uploads of the executor that were under way when this one asked to begin."""
+    wait_ms: Mapped[int]
+    """How long it waited for the limits in flight."""
+    upload_ms: Mapped[int]
+    """From the first byte sent to the winner's answer."""
+    longest_request_ms: Mapped[int]
+    """Of one that lost: until the winner's answer."""
+    recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class MaintenanceRun(Base):

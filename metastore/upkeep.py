@@ -15,6 +15,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     any_,
+    func,
     literal,
     or_,
     select,
@@ -24,6 +25,7 @@ from sqlalchemy import (
 )
 
 from cairn.errors import BadInputError
+from metastore.batches import OPEN
 from metastore.engine import run_transaction
 from metastore.models import (
     Checkpoint,
@@ -37,6 +39,13 @@ from metastore.models import (
 
 PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
+
+WRITE_GRACE_MIN = 20
+"""No object appears longer than this after its write intent.
+
+A writer that was held up sends nothing (`cairn.runtime.uploads.LONGEST_HOLD_S`), S3 refuses what
+was signed more than 15 min ago, and a request ends (`cairn.storage.store.LONGEST_WRITE_S`).
+"""
 
 RETAINED = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 
@@ -72,7 +81,11 @@ class ReleasedSegment:
 
 @dataclass(frozen=True, slots=True)
 class UndeletedFile:
-    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not."""
+    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not.
+
+    `is_over` tells whether the batch that it was written in is over, so that nobody may seal it,
+    and `may_appear` whether its object may still come: its intent is younger than the grace.
+    """
 
     file_id: UUID
     path: str
@@ -80,6 +93,8 @@ class UndeletedFile:
     epoch: int
     size_bytes: int | None
     live_segments: int
+    is_over: bool = False
+    may_appear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,8 @@ def _undeleted_files(
             PhysicalFile.epoch,
             PhysicalFile.size_bytes,
             PhysicalFile.live_segments,
+            is_over().label("is_over"),
+            may_appear().label("may_appear"),
         )
         .where(
             PhysicalFile.job_id == job.job_id,
@@ -211,6 +228,27 @@ def _undeleted_files(
         .limit(PLAN_ROWS)
     )
     return tuple(UndeletedFile(*row) for row in rows)
+
+
+def is_over() -> ColumnElement[bool]:
+    """Returns whether the batch of a physical file is over: it takes no acks any more."""
+    takes_acks = (
+        select(Checkpoint.checkpoint_id)
+        .where(
+            Checkpoint.job_id == PhysicalFile.job_id,
+            Checkpoint.epoch == PhysicalFile.epoch,
+            Checkpoint.batch_id == PhysicalFile.batch_id,
+            Checkpoint.status.in_(OPEN),
+        )
+        .exists()
+    )
+    return and_(PhysicalFile.batch_id.is_not(None), ~takes_acks)
+
+
+def may_appear() -> ColumnElement[bool]:
+    """Returns whether the object of a physical file may still come: `WRITE_GRACE_MIN`."""
+    grace = func.make_interval(0, 0, 0, 0, 0, WRITE_GRACE_MIN)
+    return PhysicalFile.created_at > func.now() - grace
 
 
 def any_uuid(ids: Sequence[UUID]) -> ColumnElement[Any]:

@@ -81,7 +81,8 @@ def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
 
     The newest `num_retained` confirmed checkpoints stay, and all that are not confirmed. A released
     segment dies when no retained checkpoint lies in its interval; a sealed file goes when its last
-    live segment does, a file being written when its writer is fenced.
+    live segment does. A file being written goes when its writer is fenced or its batch is over, and
+    no request for it can be under way any more.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -141,9 +142,13 @@ def _why_condemned(file: UndeletedFile, deaths: int, current_epoch: int) -> str 
         if deaths == 0:
             return "sealed, and holds no live segment"
         return f"sealed, and no retained checkpoint needs its last live segments ({deaths})"
-    if file.status is FileStatus.WRITING and file.epoch < current_epoch:
+    if file.status is not FileStatus.WRITING or file.may_appear:
+        return None
+    if file.epoch < current_epoch:
         return (
             f"its writer, run {file.epoch}, was replaced by run {current_epoch} and can never "
             "seal it"
         )
+    if file.is_over:
+        return "never sealed, and its batch is over: it lost to another request, or its writer died"
     return None

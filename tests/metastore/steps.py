@@ -201,7 +201,15 @@ class Steps:
 
     def dump(self) -> dict[str, list[str]]:
         """Returns every row that the protocol writes, as text."""
-        tables = ("jobs", "runs", "checkpoints", "subtask_acks", "physical_files", "segments")
+        tables = (
+            "jobs",
+            "runs",
+            "checkpoints",
+            "subtask_acks",
+            "physical_files",
+            "segments",
+            "upload_stats",
+        )
         return {
             table: [
                 str(row)
@@ -212,6 +220,13 @@ class Steps:
             ]
             for table in tables
         }
+
+    def let_writes_end(self) -> None:
+        """Makes every write intent as old as it takes for no request to be under way."""
+        self.sql(
+            "UPDATE cairn.physical_files SET created_at = created_at - interval '21 min'"
+            " WHERE job_id = :job"
+        )
 
     def clean(self) -> None:
         cleanup_job(self.url, self.name)

@@ -1,0 +1,64 @@
+"""What uploads were like: one row per group commit, written with the acks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from uuid import UUID
+
+from sqlalchemy import CTE
+from sqlalchemy.dialects.postgresql import insert
+
+from metastore.models import UploadStat
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStats:
+    """What the requests of one upload were like, which made one physical file.
+
+    `metastore.models.UploadStat` says what each field is. `commit_id` is random, so that a
+    transaction that runs twice records the upload once.
+    """
+
+    commit_id: str
+    segments: int
+    size_bytes: int
+    requests: int
+    retries: int
+    hedges: int
+    hedge_wins: int
+    failed_attempts: int
+    winning_attempt: int
+    failed_uploads: int
+    queue_size: int
+    wait_ms: int
+    upload_ms: int
+    longest_request_ms: int
+
+
+_GREATEST = {"winning_attempt", "queue_size", "longest_request_ms"}
+
+
+def record_uploads(
+    job_id: str, checkpoint_id: int, tm_id: str, uploads: Sequence[UploadStats]
+) -> CTE:
+    """Returns the insert of a group commit's row, to be made part of another statement.
+
+    Of several uploads, counts, bytes and times are summed; of what cannot be, the greatest counts.
+    """
+    columns = {name: [getattr(one, name) for one in uploads] for name in asdict(uploads[0])}
+    commit_id = UUID(columns.pop("commit_id")[0])
+    facts = {name: (max if name in _GREATEST else sum)(all_) for name, all_ in columns.items()}
+    return (
+        insert(UploadStat)
+        .values(
+            commit_id=commit_id,
+            job_id=job_id,
+            checkpoint_id=checkpoint_id,
+            tm_id=tm_id,
+            files=len(uploads),
+            **facts,
+        )
+        .on_conflict_do_nothing(index_elements=[UploadStat.commit_id])
+        .cte("recorded")
+    )
