@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import cairn.segments.format as segment_format
@@ -20,9 +21,10 @@ from cairn.keygroups import KeyGroupRange
 from cairn.layout import shared_file
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.local_store import LocalReader
+from cairn.runtime.uploads import Target, upload
 from cairn.state.view import PUT
 from cairn.storage.store import ObjectStore
-from metastore.acks import WrittenFile, intend_file
+from metastore.acks import WrittenFile
 from metastore.bases import install_base
 from metastore.batches import BatchRef, Clock
 from metastore.engine import run_transaction
@@ -116,8 +118,6 @@ def _write(
     as_of_checkpoint: int,
 ) -> tuple[WrittenFile, SegmentHandle]:
     plan = manager.plan
-    file_id = str(uuid.uuid4())
-    path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
     data = segment_format.encode(
         [PUT] * len(chunk.keys),
         chunk.keys,
@@ -129,17 +129,12 @@ def _write(
             "kind": SegmentKind.KEYED_FULL.value,
         },
     )
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: intend_file(connection, batch, file_id, path, Scope.SHARED),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"record the write of {path}",
-    )
-    store.put(path, [data])
+    path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
+    uploaded = upload(manager, store, Target(batch, Scope.SHARED, path_of), [data])
     handle = SegmentHandle(
         str(uuid.uuid4()),
         SegmentKind.KEYED_FULL,
-        path,
+        uploaded.path,
         0,
         len(data),
         hashlib.sha256(data).hexdigest(),
@@ -148,7 +143,7 @@ def _write(
         as_of_checkpoint,
         as_of_checkpoint,
     )
-    return WrittenFile(file_id, len(data)), handle
+    return uploaded.file, handle
 
 
 def chunks(
