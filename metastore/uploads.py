@@ -16,24 +16,30 @@ from metastore.models import UploadStat
 class UploadStats:
     """What the requests of one upload were like, which made one physical file.
 
-    `metastore.models.UploadStat` says what each field is. `commit_id` is random, so that a
-    transaction that runs twice records the upload once.
+    `commit_id` is random, so that a transaction that runs twice records the upload once.
     """
 
     commit_id: str
     segments: int
     size_bytes: int
     requests: int
+    """Writes that were sent: the first, retries and hedges."""
     retries: int
     hedges: int
     hedge_wins: int
     failed_attempts: int
     winning_attempt: int
+    """The number of the request that counts, from 1."""
     failed_uploads: int
+    """Uploads of the executor that failed whole since its row before."""
     queue_size: int
+    """Uploads of the executor that were under way when this one asked to begin."""
     wait_ms: int
+    """How long it waited for the limits in flight."""
     upload_ms: int
+    """From the first request to the winner's answer."""
     longest_request_ms: int
+    """Of a request that lost: until the winner's answer."""
 
 
 _GREATEST = {"winning_attempt", "queue_size", "longest_request_ms"}

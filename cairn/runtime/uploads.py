@@ -54,6 +54,15 @@ class Uploaded:
     stats: UploadStats
 
 
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A write intent that is recorded; `began_s` is from before, on the monotonic clock."""
+
+    file_id: str
+    path: str
+    began_s: float
+
+
 def upload(
     manager: TaskManager, store: ObjectStore, target: Target, parts: Sequence[bytes]
 ) -> Uploaded:
@@ -67,7 +76,26 @@ def upload(
         BadInputError, RefusedError: see `ObjectStore.put`.
     """
     with in_flight(manager, sum(map(len, parts))) as waited:
-        return _Upload(manager, store, target, parts).run(waited)
+        return _Upload(manager, store, target, parts, intend(manager, target)).run(waited)
+
+
+def intend(manager: TaskManager, target: Target, retry_of: str | None = None) -> Intent:
+    """Records the intent of a new file; `retry_of` is the file of the upload's first request.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+    """
+    began_s, file_id = time.monotonic(), str(uuid.uuid4())
+    path = target.path_of(file_id)
+    run_transaction(
+        manager.plan.metastore_url,
+        lambda connection: intend_file(
+            connection, target.batch, file_id, path, target.scope, retry_of
+        ),
+        timeout_ms=manager.plan.settings.metastore_timeout_ms,
+        what=f"record the write of {path}",
+    )
+    return Intent(file_id, path, began_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +107,18 @@ class _Answer:
 
 class _Upload:
     def __init__(
-        self, manager: TaskManager, store: ObjectStore, target: Target, parts: Sequence[bytes]
+        self,
+        manager: TaskManager,
+        store: ObjectStore,
+        target: Target,
+        parts: Sequence[bytes],
+        first: Intent,
     ) -> None:
         self._manager, self._store, self._target = manager, store, target
         self._parts, self._size_bytes = parts, sum(map(len, parts))
         self._history = _History(manager)
-        self._file_ids: list[str] = []
+        self._first = first
+        self._intents: list[Intent] = []
         self._requests: list[Request] = []
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
 
@@ -115,34 +149,26 @@ class _Upload:
         return self._target.scope is Scope.TASK_MANAGER
 
     def _send(self, kind: Kind) -> None:
-        """Records an intent and sends a request under it, unless an answer has come meanwhile."""
-        plan, intended_s = self._manager.plan, time.monotonic()
-        file_id = str(uuid.uuid4())
-        path = self._target.path_of(file_id)
-        first = self._file_ids[0] if self._file_ids else None
-        run_transaction(
-            plan.metastore_url,
-            lambda connection: intend_file(
-                connection, self._target.batch, file_id, path, self._target.scope, first
-            ),
-            timeout_ms=plan.settings.metastore_timeout_ms,
-            what=f"record the write of {path}",
+        """Sends a request under an intent of its own, unless an answer has come meanwhile."""
+        is_first = kind is Kind.FIRST
+        intent = (
+            self._first if is_first else intend(self._manager, self._target, self._first.file_id)
         )
         if not self._answers.empty():
             return
         number = len(self._requests)
-        self._file_ids.append(file_id)
+        self._intents.append(intent)
         self._requests.append(Request(kind, _now_ms()))
         if self._store.sends_requests:
             # A daemon: a request that hangs must not keep the process from ending.
-            threading.Thread(target=self._put, args=(number, path, intended_s), daemon=True).start()
+            threading.Thread(target=self._put, args=(number, intent), daemon=True).start()
         else:
-            self._put(number, path, intended_s)
+            self._put(number, intent)
 
-    def _put(self, number: int, path: str, intended_s: float) -> None:
-        error: CairnError | None = OutcomeUnknownError("its thread has died", file=path)
+    def _put(self, number: int, intent: Intent) -> None:
+        error: CairnError | None = OutcomeUnknownError("its thread has died", file=intent.path)
         try:
-            put_in_time(self._store, path, self._parts, intended_s)
+            put_in_time(self._store, intent, self._parts)
             error = None
         except CairnError as failure:
             error = failure
@@ -177,9 +203,8 @@ class _Upload:
                 max((r.failed_ms or winner.at_ms) - r.sent_ms for r in self._requests)
             ),
         )
-        file_id = self._file_ids[winner.number]
-        file = WrittenFile(file_id, self._size_bytes)
-        return Uploaded(file, self._target.path_of(file_id), stats)
+        intent = self._intents[winner.number]
+        return Uploaded(WrittenFile(intent.file_id, self._size_bytes), intent.path, stats)
 
     def _remember(self, winner: _Answer) -> int:
         """Notes the upload for later ones; returns the failed ones that no row counts yet."""
@@ -221,20 +246,21 @@ class _History:
         return result
 
 
-def put_in_time(store: ObjectStore, path: str, parts: Sequence[bytes], intended_s: float) -> None:
+def put_in_time(store: ObjectStore, intent: Intent, parts: Sequence[bytes]) -> None:
     """Writes an object unless its intent is too old, as after a process was stopped.
 
-    Cleanup takes an object for good once no request for it can be under way any more.
+    Cleanup deletes an object for good once no request for it can be under way any more.
 
     Raises:
         StorageError: the intent is older than `LONGEST_HOLD_S`; nothing was sent.
     """
-    held_s = time.monotonic() - intended_s
+    held_s = time.monotonic() - intent.began_s
     if held_s > LONGEST_HOLD_S:
         raise StorageError(
-            f"the write was not sent: it was held for {held_s:.0f} s after its intent", file=path
+            f"the write was not sent: it was held for {held_s:.0f} s after its intent",
+            file=intent.path,
         )
-    store.put(path, parts)
+    store.put(intent.path, parts)
 
 
 def _now_ms() -> float:

@@ -51,7 +51,7 @@ def heavy_tail(rng: random.Random) -> float:
     if share < 0.99:
         return _BODY(rng)
     power = math.log(10) / math.log(3202 / 1039)
-    return min(1039.0 * ((1 - share) / 0.01) ** (-1 / power), 60_000.0)
+    return min(1039.0 * math.pow((1 - share) / 0.01, -1 / power), 60_000.0)
 
 
 _BODY = latency_of([(share / 0.99, ms) for share, ms in BODY])

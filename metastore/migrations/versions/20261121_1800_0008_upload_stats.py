@@ -113,6 +113,16 @@ GRANT SELECT ON cairn.v_changelog_storage, cairn.v_lost_uploads
 
 
 def upgrade() -> None:
+    _physical_files()
+    _upload_stats()
+    op.execute(GUARDS.format(counts=", ".join(COUNTS)))
+    for name, (query, comment) in VIEWS.items():
+        op.execute(f"CREATE VIEW cairn.{name} AS {query}")
+        op.execute(f"COMMENT ON VIEW cairn.{name} IS '{comment}'")
+    op.execute(GRANTS)
+
+
+def _physical_files() -> None:
     op.add_column("physical_files", sa.Column("batch_id", sa.BigInteger), schema="cairn")
     op.add_column("physical_files", sa.Column("retry_of", sa.Uuid()), schema="cairn")
     op.create_foreign_key(
@@ -131,6 +141,9 @@ def upgrade() -> None:
         postgresql_where=sa.text("retry_of IS NOT NULL"),
         schema="cairn",
     )
+
+
+def _upload_stats() -> None:
     op.create_table(
         "upload_stats",
         sa.Column("commit_id", sa.Uuid(), nullable=False),
@@ -158,8 +171,3 @@ def upgrade() -> None:
         ["job_id", "checkpoint_id"],
         schema="cairn",
     )
-    op.execute(GUARDS.format(counts=", ".join(COUNTS)))
-    for name, (query, comment) in VIEWS.items():
-        op.execute(f"CREATE VIEW cairn.{name} AS {query}")
-        op.execute(f"COMMENT ON VIEW cairn.{name} IS '{comment}'")
-    op.execute(GRANTS)
