@@ -128,10 +128,11 @@ class _Upload:
             limits = replace(limits, hedge_after_ms=math.inf, timeout_ms=math.inf)
         errors: list[StoreFailedError] = []
         while (step := next_step(limits, self._requests, _now_ms())) is not None:
-            if step is Kind.HEDGE and not self._history.change(History.take_hedge):
-                limits = replace(limits, hedge_after_ms=math.inf)
-            elif isinstance(step, Kind):
-                self._send(step)
+            if isinstance(step, Kind) and self._answers.empty():
+                if step is Kind.HEDGE and not self._history.change(History.take_hedge):
+                    limits = replace(limits, hedge_after_ms=math.inf)
+                else:
+                    self._send(step)
             elif (answer := self._wait(step)) is not None:
                 if answer.error is None:
                     return self._won(answer, waited)
@@ -175,11 +176,12 @@ class _Upload:
         finally:
             self._answers.put(_Answer(number, _now_ms(), error))
 
-    def _wait(self, until_ms: float) -> _Answer | None:
+    def _wait(self, step: Kind | float) -> _Answer | None:
+        """Returns the next answer; waits for it until the time of the next step, if it has one."""
+        if isinstance(step, Kind) or step == math.inf:
+            return self._answers.get()
         try:
-            if until_ms == math.inf:
-                return self._answers.get()
-            return self._answers.get(timeout=max(0.0, until_ms - _now_ms()) / 1000)
+            return self._answers.get(timeout=max(0.0, step - _now_ms()) / 1000)
         except Empty:
             return None
 

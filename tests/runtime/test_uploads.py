@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from benchmarks.slow_s3 import SlowS3
 from cairn.errors import BadInputError, OutcomeUnknownError, StorageError
@@ -234,6 +234,31 @@ def test_a_first_request_that_ends_before_its_successor_counts(
     uploaded = uploading.upload()
     assert uploaded.path == store.written[0]
     assert (uploaded.stats.requests, uploaded.stats.winning_attempt) == (2, 1)
+
+
+def test_a_first_request_that_ends_while_the_next_intent_is_recorded_counts(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_timeout_ms=20)
+    store = faulty(uploading)
+    store.faults = [waits(gate)]
+    others = threading.active_count()
+    intents = []
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO cairn.physical_files"):
+            intents.append(statement)
+            if len(intents) == 2:
+                gate.set()
+                until(lambda: threading.active_count() == others)
+
+    engine = open_engine(
+        uploading.plan.metastore_url, timeout_ms=uploading.plan.settings.metastore_timeout_ms
+    )
+    event.listen(engine, "before_cursor_execute", look)
+    uploaded = uploading.upload()
+    assert (uploaded.stats.requests, len(intents)) == (1, 2)
+    assert [uploaded.path] == store.written
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
