@@ -26,6 +26,7 @@ WRITTEN_BY_JOBS = {
     "physical_files",
     "segments",
     "upload_stats",
+    "materializations",
 }
 NEVER_CHANGED = {"upload_stats"}
 VIEWS = [
@@ -36,6 +37,7 @@ VIEWS = [
     "v_native_comparison",
     "v_changelog_storage",
     "v_lost_uploads",
+    "v_materialization",
 ]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
@@ -105,6 +107,7 @@ def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.segment(rows.file(retry_of=first))
     rows.checkpoint(1)
     rows.upload(1)
+    rows.materialization()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

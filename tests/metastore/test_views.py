@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text, update
@@ -183,3 +185,25 @@ def test_lost_uploads_are_the_unsealed_files_of_uploads_that_another_request_won
     rows.file("WRITING", retry_of=hopeless)
     lost = {row["file_id"]: row["lost_to"] for row in rows.view("v_lost_uploads")}
     assert lost == {first: hedge, retry: hedge, late: quick}
+
+
+def test_materialization_shows_what_was_begun_and_written_last(rows: Rows) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    made: list[dict[str, Any]] = [
+        {"kind": "keyed_full", "size_bytes": 900},
+        {"kind": "keyed_increment", "size_bytes": 40},
+        {"error": "the store said no"},
+        {"kind": "keyed_increment", "size_bytes": 70},
+    ]
+    for minute, columns in enumerate(made):
+        began = start + timedelta(minutes=minute)
+        ended = began + timedelta(seconds=minute + 1)
+        rows.materialization(1, started_at=began, finished_at=ended, **columns)
+    rows.materialization(1, started_at=start + timedelta(minutes=9))
+    rows.segment(rows.file(), 30, subtask=1)
+    [found] = rows.view("v_materialization")
+    assert (found["started"], found["completed"], found["failed"]) == (5, 3, 1)
+    assert (found["last_full_bytes"], found["last_increment_bytes"]) == (900, 70)
+    assert found["last_duration_ms"] == 4000
+    assert (found["changelog_segments"], found["changelog_bytes"]) == (1, 30)
+    assert found["last_error"] == "the store said no"
