@@ -58,11 +58,14 @@ def intend_file(
     file_id: str,
     path: str,
     scope: Scope,
+    *,
+    batch_id: int | None = None,
     retry_of: str | None = None,
 ) -> None:
     """Records that a physical file is about to be written, before its first byte.
 
-    `retry_of` is the file of the first attempt, if this is another one at the same bytes.
+    `batch_id` is the batch whose acks alone may seal it, if that is so. `retry_of` is the file of
+    the first request, if this is another one for the same bytes.
 
     Raises:
         FencedError: a newer run has begun a batch.
@@ -75,7 +78,7 @@ def intend_file(
         file_id,
         path,
         scope,
-        batch_id=batch.batch_id,
+        batch_id=batch_id,
         retry_of=UUID(retry_of) if retry_of else None,
     )
 

@@ -223,9 +223,9 @@ class PhysicalFile(Base):
     path: Mapped[str]
     scope: Mapped[Scope] = mapped_column(enum_of(Scope))
     batch_id: Mapped[int | None]
-    """The batch that it is written in, which alone may seal it; null: initial state."""
+    """The batch whose acks alone may seal it; null: there is none."""
     retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("cairn.physical_files.file_id"))
-    """The file of the first attempt at the same bytes; null: it is the first."""
+    """The file of the first request for the same bytes; null: it is the first."""
     status: Mapped[FileStatus] = mapped_column(
         enum_of(FileStatus), server_default=FileStatus.WRITING
     )

@@ -23,6 +23,7 @@ from sqlalchemy import (
     true,
     type_coerce,
 )
+from sqlalchemy.orm import aliased
 
 from cairn.errors import BadInputError
 from metastore.batches import OPEN
@@ -83,8 +84,8 @@ class ReleasedSegment:
 class UndeletedFile:
     """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not.
 
-    `is_over` tells whether the batch that it was written in is over, so that nobody may seal it,
-    and `may_appear` whether its object may still come: its intent is younger than the grace.
+    `is_lost` tells that nobody will seal it, although its run goes on; `may_appear` that its
+    object may still come, because its intent is younger than the grace.
     """
 
     file_id: UUID
@@ -93,7 +94,7 @@ class UndeletedFile:
     epoch: int
     size_bytes: int | None
     live_segments: int
-    is_over: bool = False
+    is_lost: bool = False
     may_appear: bool = False
 
 
@@ -208,7 +209,7 @@ def _undeleted_files(
             PhysicalFile.epoch,
             PhysicalFile.size_bytes,
             PhysicalFile.live_segments,
-            is_over().label("is_over"),
+            is_lost().label("is_lost"),
             may_appear().label("may_appear"),
         )
         .where(
@@ -230,8 +231,11 @@ def _undeleted_files(
     return tuple(UndeletedFile(*row) for row in rows)
 
 
-def is_over() -> ColumnElement[bool]:
-    """Returns whether the batch of a physical file is over: it takes no acks any more."""
+def is_lost() -> ColumnElement[bool]:
+    """Returns whether nobody will seal a physical file that is being written.
+
+    The batch whose acks could is over, or another request for the same bytes has won.
+    """
     takes_acks = (
         select(Checkpoint.checkpoint_id)
         .where(
@@ -242,7 +246,19 @@ def is_over() -> ColumnElement[bool]:
         )
         .exists()
     )
-    return and_(PhysicalFile.batch_id.is_not(None), ~takes_acks)
+    winner = aliased(PhysicalFile)
+    has_winner = (
+        select(winner.file_id)
+        .where(
+            or_(
+                winner.file_id == PhysicalFile.retry_of,
+                winner.retry_of == func.coalesce(PhysicalFile.retry_of, PhysicalFile.file_id),
+            ),
+            winner.sealed_at.is_not(None),
+        )
+        .exists()
+    )
+    return or_(and_(PhysicalFile.batch_id.is_not(None), ~takes_acks), has_winner)
 
 
 def may_appear() -> ColumnElement[bool]:

@@ -81,8 +81,8 @@ def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
 
     The newest `num_retained` confirmed checkpoints stay, and all that are not confirmed. A released
     segment dies when no retained checkpoint lies in its interval; a sealed file goes when its last
-    live segment does. A file being written goes when its writer is fenced or its batch is over, and
-    no request for it can be under way any more.
+    live segment does. A file being written goes when nobody may seal it any more, and no request
+    for it can be under way.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -149,6 +149,6 @@ def _why_condemned(file: UndeletedFile, deaths: int, current_epoch: int) -> str 
             f"its writer, run {file.epoch}, was replaced by run {current_epoch} and can never "
             "seal it"
         )
-    if file.is_over:
-        return "never sealed, and its batch is over: it lost to another request, or its writer died"
+    if file.is_lost:
+        return "nobody may seal it any more: its batch is over, or another request has won"
     return None

@@ -179,7 +179,8 @@ def _write_file(
 ) -> Uploaded:
     path_of = partial(task_manager_file, batch.job_id, manager.tm_id)
     segments = [file.read_bytes() for file in spooled]
-    return upload(manager, store, Target(batch, Scope.TASK_MANAGER, path_of), segments)
+    target = Target(batch, Scope.TASK_MANAGER, path_of, is_changelog=True)
+    return upload(manager, store, target, segments)
 
 
 def _ack(manager: TaskManager, request: Request, part: SubtaskPart, offset: int, path: str) -> Ack:

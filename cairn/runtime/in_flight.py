@@ -29,8 +29,8 @@ class Waited:
 
 
 @contextmanager
-def in_flight(manager: TaskManager, size_bytes: int) -> Iterator[Waited]:
-    """Holds a share of what the executor may have in flight; waits until there is room for it.
+def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Waited]:
+    """Holds a share of what the executor may have in flight in a pool; waits for room for it.
 
     Room are `cairn.changelog.dstl.upload.max-in-flight` bytes and `…num-threads` uploads. An
     upload that is larger than the limit gets all of it. Who came first goes first.
@@ -40,10 +40,11 @@ def in_flight(manager: TaskManager, size_bytes: int) -> Iterator[Waited]:
     """
     settings = manager.plan.settings
     began = time.monotonic()
-    directory = manager.directory / "in-flight"
+    name = f"in-flight-{pool}"
+    directory = manager.directory / name
     claim = directory / f"{size_bytes}-{uuid.uuid4()}"
     # The lock is held while waiting, so that a large upload is not passed by small ones for ever.
-    with manager.lock("in-flight"):
+    with manager.lock(name):
         with fenced_if_removed(directory):
             directory.mkdir(exist_ok=True)
         claimed = _claimed(directory)

@@ -157,7 +157,8 @@ def _write(
         },
     )
     path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
-    uploaded = upload(manager, store, Target(batch, Scope.SHARED, path_of), [data])
+    target = Target(batch, Scope.SHARED, path_of, is_changelog=False)
+    uploaded = upload(manager, store, target, [data])
     handle = SegmentHandle(
         str(uuid.uuid4()),
         kind,

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -38,11 +37,16 @@ LONGEST_HOLD_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whose file is written, and where: `path_of` gives the path for a file id."""
+    """Whose file is written, and where: `path_of` gives the path for a file id.
+
+    A changelog is for the batch, whose acks alone may seal its file. What is not has limits in
+    flight and a hedge budget of its own, so that batches do not wait for it.
+    """
 
     batch: BatchRef
     scope: Scope
     path_of: Callable[[str], str]
+    is_changelog: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,10 @@ def upload(
         FencedError: a newer run has begun a batch.
         BadInputError, RefusedError: see `ObjectStore.put`.
     """
-    with in_flight(manager, sum(map(len, parts))) as waited:
-        return _Upload(manager, store, target, parts, intend(manager, target)).run(waited)
+    pool = "changelog" if target.is_changelog else "bases"
+    with in_flight(manager, pool, sum(map(len, parts))) as waited:
+        history = _History(manager, pool)
+        return _Upload(manager, store, target, parts, intend(manager, target), history).run(waited)
 
 
 def intend(manager: TaskManager, target: Target, retry_of: str | None = None) -> Intent:
@@ -90,7 +96,13 @@ def intend(manager: TaskManager, target: Target, retry_of: str | None = None) ->
     run_transaction(
         manager.plan.metastore_url,
         lambda connection: intend_file(
-            connection, target.batch, file_id, path, target.scope, retry_of
+            connection,
+            target.batch,
+            file_id,
+            path,
+            target.scope,
+            batch_id=target.batch.batch_id if target.is_changelog else None,
+            retry_of=retry_of,
         ),
         timeout_ms=manager.plan.settings.metastore_timeout_ms,
         what=f"record the write of {path}",
@@ -113,11 +125,11 @@ class _Upload:
         target: Target,
         parts: Sequence[bytes],
         first: Intent,
+        history: _History,
     ) -> None:
         self._manager, self._store, self._target = manager, store, target
         self._parts, self._size_bytes = parts, sum(map(len, parts))
-        self._history = _History(manager)
-        self._first = first
+        self._first, self._history = first, history
         self._intents: list[Intent] = []
         self._requests: list[Request] = []
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
@@ -141,13 +153,8 @@ class _Upload:
                 errors.append(answer.error)
                 request = self._requests[answer.number]
                 self._requests[answer.number] = replace(request, failed_ms=answer.at_ms)
-        if self._is_changelog:
-            self._history.change(History.count_failure)
+        self._history.change(History.count_failure)
         raise errors[-1]
-
-    @property
-    def _is_changelog(self) -> bool:
-        return self._target.scope is Scope.TASK_MANAGER
 
     def _send(self, kind: Kind) -> None:
         """Sends a request under an intent of its own, unless an answer has come meanwhile."""
@@ -216,7 +223,7 @@ class _Upload:
         def change(history: History) -> int:
             if self._store.sends_requests:
                 history.observe(self._size_bytes, latency_ms)
-            return history.take_failures() if self._is_changelog else 0
+            return history.take_failures()
 
         if self._store.sends_requests or self._history.read().failed_uploads:
             return self._history.change(change)
@@ -226,12 +233,10 @@ class _Upload:
 class _History:
     """What the executor's uploads were like, in a file: its tasks are processes that end."""
 
-    def __init__(self, manager: TaskManager) -> None:
+    def __init__(self, manager: TaskManager, pool: str) -> None:
         self._manager = manager
-
-    @property
-    def _file(self) -> Path:
-        return self._manager.directory / "uploads"
+        self._name = f"uploads-{pool}"
+        self._file = manager.directory / self._name
 
     def read(self) -> History:
         try:
@@ -241,7 +246,7 @@ class _History:
 
     def change(self, work: Callable[[History], T]) -> T:
         """Returns what `work` returns, and keeps what it makes of the history."""
-        with self._manager.lock("uploads"):
+        with self._manager.lock(self._name):
             history = self.read()
             result = work(history)
             write_whole(self._file, msgspec.msgpack.encode(history))

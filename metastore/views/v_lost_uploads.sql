@@ -1,6 +1,6 @@
 -- Grain: one row per physical file whose request lost to another one for the same bytes.
 -- Columns: job_id, job_name, file_id, path (key below the job's storage), lost_to (the file that
---   counts), batch_id (the micro-batch that it was written in), status, created_at, deleted_at.
+--   counts), batch_id (the micro-batch of a changelog), status, created_at, deleted_at.
 -- Read by: people who ask what became of the objects of hedges and retries.
 SELECT
     f.job_id,

@@ -46,7 +46,7 @@ class ModelFile:
     file_id: UUID
     status: FileStatus
     epoch: int
-    is_over: bool = False
+    is_lost: bool = False
     may_appear: bool = False
 
 
@@ -78,7 +78,7 @@ class ModelJob:
                     f.epoch,
                     SIZE_BYTES if f.status is FileStatus.SEALED else None,
                     live[f.file_id],
-                    is_over=f.is_over,
+                    is_lost=f.is_lost,
                     may_appear=f.may_appear,
                 )
                 for f in self.files.values()
@@ -161,7 +161,7 @@ def test_what_a_plan_leaves_is_needed_or_in_flight(job: ModelJob) -> None:
         if file.status is FileStatus.SEALED:
             assert file.file_id in live_in
         if file.status is FileStatus.WRITING:
-            may_be_sealed = file.epoch >= job.current_epoch and not file.is_over
+            may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
             assert may_be_sealed or file.may_appear
 
 
@@ -169,7 +169,7 @@ def test_what_a_plan_leaves_is_needed_or_in_flight(job: ModelJob) -> None:
 def test_a_file_that_may_be_sealed_or_may_still_appear_is_not_condemned(job: ModelJob) -> None:
     condemned = {file.file_id for file in plan_subsumption(job.snapshot()).condemned_files}
     for file in job.files.values():
-        may_be_sealed = file.epoch >= job.current_epoch and not file.is_over
+        may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
         if file.status is FileStatus.WRITING and (may_be_sealed or file.may_appear):
             assert file.file_id not in condemned
 
@@ -226,7 +226,7 @@ def test_reasons_name_what_freed_the_file() -> None:
             empty: ModelFile(empty, FileStatus.SEALED, 3),
             fenced: ModelFile(fenced, FileStatus.WRITING, 2),
             in_flight: ModelFile(in_flight, FileStatus.WRITING, 3),
-            lost: ModelFile(lost, FileStatus.WRITING, 3, is_over=True),
+            lost: ModelFile(lost, FileStatus.WRITING, 3, is_lost=True),
         },
     )
     plan = plan_subsumption(job.snapshot())
@@ -234,7 +234,7 @@ def test_reasons_name_what_freed_the_file() -> None:
         sealed: "sealed, and no retained checkpoint needs its last live segments (1)",
         empty: "sealed, and holds no live segment",
         fenced: "its writer, run 2, was replaced by run 3 and can never seal it",
-        lost: "never sealed, and its batch is over: it lost to another request, or its writer died",
+        lost: "nobody may seal it any more: its batch is over, or another request has won",
     }
     assert plan.freed_bytes == 2 * SIZE_BYTES
 

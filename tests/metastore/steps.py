@@ -77,11 +77,25 @@ class Steps:
     def begin(self, batch: BatchRef) -> BatchStart:
         return self.run(lambda c: begin_batch(c, batch))
 
-    def intend(self, batch: BatchRef, scope: Scope = Scope.TASK_MANAGER) -> WrittenFile:
-        """Records the intent of a file of one segment's size."""
+    def intend(
+        self,
+        batch: BatchRef,
+        scope: Scope = Scope.TASK_MANAGER,
+        retry_of: WrittenFile | None = None,
+    ) -> WrittenFile:
+        """Records the intent of a file of one segment's size: a changelog's or a base's."""
         file = WrittenFile(str(uuid4()), SIZE_BYTES)
-        path = self.path(file)
-        self.run(lambda c: intend_file(c, batch, file.file_id, path, scope))
+        self.run(
+            lambda c: intend_file(
+                c,
+                batch,
+                file.file_id,
+                self.path(file),
+                scope,
+                batch_id=batch.batch_id if scope is Scope.TASK_MANAGER else None,
+                retry_of=retry_of.file_id if retry_of else None,
+            )
+        )
         return file
 
     def path(self, file: WrittenFile) -> str:

@@ -251,7 +251,7 @@ def test_cleanup_takes_a_file_that_was_never_sealed_once_its_batch_is_over(steps
     assert steps.file_facts(winner)[0] == "SEALED"
 
 
-def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
+def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_go_on(steps: Steps) -> None:
     epoch = steps.register()
     batch = steps.ref(epoch, 0)
     steps.begin(batch)
@@ -260,8 +260,41 @@ def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
     steps.begin(steps.ref(epoch, 1))
     steps.let_writes_end()
     steps.clean()
+    steps.run(lambda c: seal_file(c, batch, base))
+    assert steps.file_facts(base)[0] == "SEALED"
+
+
+@pytest.mark.parametrize("winner", [0, 1, 2])
+def test_cleanup_takes_the_requests_for_a_base_that_lost_to_another(
+    steps: Steps, winner: int
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    first = steps.intend(batch, Scope.SHARED)
+    files = [first, *(steps.intend(batch, Scope.SHARED, first) for _ in range(2))]
+    other = steps.intend(batch, Scope.SHARED)
+    steps.let_writes_end()
+    steps.clean()
+    assert [steps.file_facts(file)[0] for file in files] == ["WRITING"] * 3
+    steps.run(lambda c: seal_file(c, batch, files[winner]))
+    steps.clean()
+    found = [steps.file_facts(file)[0] for file in files]
+    assert found.pop(winner) != "WRITING"
+    assert found == ["DELETED"] * 2
+    assert steps.file_facts(other)[0] == "WRITING"
+
+
+def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
+    epoch = steps.register()
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    file = steps.intend(batch)
+    steps.ack(batch, 1, 0, 1)
+    steps.begin(steps.ref(epoch, 1))
+    steps.let_writes_end()
+    steps.clean()
     with pytest.raises(FencedError, match="the physical file is DELETED"):
-        steps.run(lambda c: seal_file(c, batch, base))
+        steps.run(lambda c: seal_file(c, batch, file))
 
 
 def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: Steps) -> None:

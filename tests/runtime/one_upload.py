@@ -61,7 +61,7 @@ def waits(gate: threading.Event) -> Fault:
 
 def hold(pipe: Connection, facts: dict[str, Any], executor: str, size_bytes: int) -> None:
     """Has so many bytes in flight until it is killed."""
-    with in_flight(TaskManager(plan_of(facts), executor), size_bytes):
+    with in_flight(TaskManager(plan_of(facts), executor), "changelog", size_bytes):
         pipe.send("in flight")
         pipe.recv()
 

@@ -62,9 +62,9 @@ class Uploading:
         self.manager = TaskManager(self.plan, EXECUTOR)
         self.manager.begin(self.batch)
 
-    def upload(self, size_bytes: int = 1) -> Uploaded:
+    def upload(self, size_bytes: int = 1, *, is_changelog: bool = True) -> Uploaded:
         path_of = partial(task_manager_file, self.plan.job_id, self.manager.tm_id)
-        target = Target(self.batch, Scope.TASK_MANAGER, path_of)
+        target = Target(self.batch, Scope.TASK_MANAGER, path_of, is_changelog)
         return upload(self.manager, self.store, target, [b"x" * size_bytes])
 
     def rows(self, statement: str) -> list[Any]:
@@ -313,7 +313,7 @@ def uploading_meanwhile(
 
 def is_waiting(uploading: Uploading) -> bool:
     """Tells whether an upload waits for room: it holds the lock meanwhile."""
-    descriptor = os.open(uploading.manager.directory / "in-flight.lock", os.O_RDWR)
+    descriptor = os.open(uploading.manager.directory / "in-flight-changelog.lock", os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -367,6 +367,21 @@ def test_an_upload_that_is_larger_than_the_limit_goes_alone(
         assert small.result().stats.queue_size == 1
 
 
+def test_a_changelog_does_not_wait_for_bases(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_threads=1)
+    store = faulty(uploading)
+    store.faults = [waits(gate)]
+    with ThreadPoolExecutor(1) as threads:
+        base = threads.submit(uploading.upload, 1000, is_changelog=False)
+        until(lambda: len(store.written) == 1)
+        assert uploading.upload().stats.queue_size == 0
+        assert not base.done()
+        gate.set()
+        assert base.result().stats.queue_size == 0
+
+
 def test_an_upload_that_failed_is_in_flight_no_longer(make: Callable[..., Uploading]) -> None:
     uploading = make(upload_threads=1, upload_retry_policy="none")
     faulty(uploading).faults = [fails(LOST), no_fault]
@@ -390,7 +405,7 @@ def test_a_killed_process_is_in_flight_no_longer(make: Callable[..., Uploading])
         process.kill()
         process.join()
         assert waiting.result(timeout=10).stats.queue_size == 1
-    assert list((uploading.manager.directory / "in-flight").iterdir()) == []
+    assert list((uploading.manager.directory / "in-flight-changelog").iterdir()) == []
 
 
 def test_latencies_and_the_budget_outlive_the_processes_of_tasks(
