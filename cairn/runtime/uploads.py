@@ -48,6 +48,11 @@ class Target:
     path_of: Callable[[str], str]
     is_changelog: bool
 
+    @property
+    def pool(self) -> str:
+        """Names the uploads that share limits and a history."""
+        return "changelog" if self.is_changelog else "bases"
+
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
@@ -79,10 +84,8 @@ def upload(
         FencedError: a newer run has begun a batch.
         BadInputError, RefusedError: see `ObjectStore.put`.
     """
-    pool = "changelog" if target.is_changelog else "bases"
-    with in_flight(manager, pool, sum(map(len, parts))) as waited:
-        history = _History(manager, pool)
-        return _Upload(manager, store, target, parts, intend(manager, target), history).run(waited)
+    with in_flight(manager, target.pool, sum(map(len, parts))) as waited:
+        return _Upload(manager, store, target, parts, intend(manager, target)).run(waited)
 
 
 def intend(manager: TaskManager, target: Target, retry_of: str | None = None) -> Intent:
@@ -125,11 +128,10 @@ class _Upload:
         target: Target,
         parts: Sequence[bytes],
         first: Intent,
-        history: _History,
     ) -> None:
         self._manager, self._store, self._target = manager, store, target
         self._parts, self._size_bytes = parts, sum(map(len, parts))
-        self._first, self._history = first, history
+        self._first, self._history = first, _History(manager, target.pool)
         self._intents: list[Intent] = []
         self._requests: list[Request] = []
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
