@@ -24,6 +24,7 @@ class Settings:
 
     max_parallelism: int = 128
     num_retained: int = 3
+    manifest_interval: int = 0
     materialize_enabled: bool = True
     materialize_interval_ms: int = 600_000
     materialize_max_failures: int = 3
@@ -154,6 +155,7 @@ _SIZE = "a size such as '64 mb', '1 gb'"
 OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
     "cairn.max-parallelism": ("max_parallelism", _whole(1, 32768), "1 to 32768"),
     "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
+    "cairn.manifest-interval": ("manifest_interval", _whole(0, 1_000_000), "0 to 1000000"),
     "cairn.changelog.periodic-materialize.enabled": (
         "materialize_enabled",
         _switch,

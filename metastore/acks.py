@@ -267,6 +267,7 @@ def add_segments(
             "entries": handle.entries,
             "first_checkpoint": handle.first_checkpoint,
             "as_of_checkpoint": handle.as_of_checkpoint,
+            "released_checkpoint": handle.released_checkpoint,
         }
         for subtask, handle in segments
     ]

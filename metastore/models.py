@@ -7,7 +7,6 @@ Tables carry no behaviour: transactions are in `metastore.runs`, `metastore.chec
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -25,61 +24,39 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from cairn.handles import Scope, SegmentKind
+from cairn.handles import PinKind, Scope, SegmentKind
 from metastore.columns import NAMES, TYPES, enum_of, one_of
+from metastore.statuses import (
+    CheckpointStatus,
+    FileStatus,
+    MaintenanceStatus,
+    SegmentStatus,
+    StateKind,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Base",
+    "Checkpoint",
+    "CheckpointStatus",
+    "Deletion",
+    "FileStatus",
+    "Job",
+    "MaintenanceRun",
+    "MaintenanceStatus",
+    "Materialization",
+    "PhysicalFile",
+    "Pin",
+    "Run",
+    "Segment",
+    "SegmentStatus",
+    "StateKind",
+    "StateVariable",
+    "SubtaskAck",
+    "UploadStat",
+]
 
 SCHEMA = "cairn"
-
-
-class CheckpointStatus(StrEnum):
-    """IN_PROGRESS → COMPLETED → CONFIRMED → SUBSUMED; IN_PROGRESS, COMPLETED → ABORTED."""
-
-    IN_PROGRESS = "IN_PROGRESS"
-    """Some subtasks have not acknowledged."""
-    COMPLETED = "COMPLETED"
-    """All subtasks have; Spark may still replay the batch."""
-    CONFIRMED = "CONFIRMED"
-    """Spark has committed the batch, which the start of the next one proves."""
-    SUBSUMED = "SUBSUMED"
-    """Older than every retained checkpoint."""
-    ABORTED = "ABORTED"
-    """A newer run took its batch again."""
-
-
-class FileStatus(StrEnum):
-    """WRITING → SEALED → CONDEMNED → DELETED; WRITING → CONDEMNED."""
-
-    WRITING = "WRITING"
-    """The write intent, committed before the first byte."""
-    SEALED = "SEALED"
-    """Whole and durable."""
-    CONDEMNED = "CONDEMNED"
-    """Holds nothing that any checkpoint needs; to be deleted."""
-    DELETED = "DELETED"
-
-
-class SegmentStatus(StrEnum):
-    """LIVE → DEAD."""
-
-    LIVE = "LIVE"
-    """Some retained or future checkpoint needs it."""
-    DEAD = "DEAD"
-
-
-class MaintenanceStatus(StrEnum):
-    """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
-
-    PLANNED = "PLANNED"
-    APPLIED = "APPLIED"
-    FAILED = "FAILED"
-
-
-class StateKind(StrEnum):
-    """The three kinds of state variable."""
-
-    VALUE = "value"
-    LIST = "list"
-    MAP = "map"
 
 
 class Base(DeclarativeBase):
@@ -197,6 +174,26 @@ class Checkpoint(Base):
     confirmed_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
     """When it was subsumed or aborted."""
+
+
+class Pin(Base):
+    """One row per pin of a checkpoint, removed ones too: while it is open the checkpoint stays."""
+
+    __tablename__ = "pins"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
+        ),
+        Index(None, "job_id", "checkpoint_id", postgresql_where=text("removed_at IS NULL")),
+        one_of("kind", PinKind),
+    )
+    pin_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    checkpoint_id: Mapped[int]
+    kind: Mapped[PinKind] = mapped_column(enum_of(PinKind))
+    name: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    removed_at: Mapped[datetime | None]
 
 
 class PhysicalFile(Base):

@@ -34,6 +34,7 @@ from metastore.models import (
     FileStatus,
     Job,
     PhysicalFile,
+    Pin,
     Segment,
     SegmentStatus,
 )
@@ -68,6 +69,7 @@ class OpenCheckpoint:
 
     checkpoint_id: int
     status: CheckpointStatus
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +155,21 @@ def _job_facts(connection: Connection, job_name: str) -> JobFacts:
 def _open_checkpoints(
     connection: Connection, job: JobFacts
 ) -> tuple[tuple[OpenCheckpoint, ...], int | None]:
-    """Returns the oldest open checkpoints and the newest confirmed, and where a gap begins.
+    """Returns the oldest open checkpoints, those pinned and the newest confirmed, and the horizon.
 
-    All open checkpoints up to the horizon are there; None: there is no gap.
+    All open checkpoints up to the horizon are there; None: there is no gap. Pinned ones do not
+    count towards the limit, or many of them would hide what can go.
     """
-    columns = (Checkpoint.checkpoint_id, Checkpoint.status)
+    pinned = is_pinned()
+    columns = (Checkpoint.checkpoint_id, Checkpoint.status, pinned)
+    is_open = (Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
     oldest = connection.execute(
         select(*columns)
-        .where(Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
+        .where(*is_open, ~pinned)
         .order_by(Checkpoint.checkpoint_id)
         .limit(PLAN_ROWS)
     ).all()
+    kept = connection.execute(select(*columns).where(*is_open, pinned)).all()
     newest = connection.execute(
         select(*columns)
         .where(Checkpoint.job_id == job.job_id, Checkpoint.status == CheckpointStatus.CONFIRMED)
@@ -171,7 +177,7 @@ def _open_checkpoints(
         .limit(job.num_retained)
     ).all()
     horizon = oldest[-1].checkpoint_id if len(oldest) == PLAN_ROWS else None
-    by_id = {row.checkpoint_id: OpenCheckpoint(*row) for row in (*oldest, *newest)}
+    by_id = {row.checkpoint_id: OpenCheckpoint(*row) for row in (*oldest, *kept, *newest)}
     return tuple(by_id[checkpoint_id] for checkpoint_id in sorted(by_id)), horizon
 
 
@@ -265,6 +271,19 @@ def may_appear() -> ColumnElement[bool]:
     """Returns whether the object of a physical file may still come: `WRITE_GRACE_MIN`."""
     grace = func.make_interval(0, 0, 0, 0, 0, WRITE_GRACE_MIN)
     return PhysicalFile.created_at > func.now() - grace
+
+
+def is_pinned() -> ColumnElement[bool]:
+    """Returns the condition that a checkpoint has an open pin."""
+    return (
+        select(Pin.pin_id)
+        .where(
+            Pin.job_id == Checkpoint.job_id,
+            Pin.checkpoint_id == Checkpoint.checkpoint_id,
+            Pin.removed_at.is_(None),
+        )
+        .exists()
+    )
 
 
 def any_uuid(ids: Sequence[UUID]) -> ColumnElement[Any]:

@@ -79,10 +79,10 @@ class SubsumptionPlan:
 def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
     """Returns what can go of a job.
 
-    The newest `num_retained` confirmed checkpoints stay, and all that are not confirmed. A released
-    segment dies when no retained checkpoint lies in its interval; a sealed file goes when its last
-    live segment does. A file being written goes when nobody may seal it any more, and no request
-    for it can be under way.
+    The newest `num_retained` confirmed checkpoints stay, all that are pinned, and all that are not
+    confirmed. A released segment dies when no retained checkpoint lies in its interval; a sealed
+    file goes when its last live segment does. A file being written goes when nobody may seal it
+    any more, and no request for it can be under way.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -115,7 +115,8 @@ def _subsumed(snapshot: UpkeepSnapshot) -> list[int]:
         for checkpoint in snapshot.checkpoints
         if checkpoint.status is CheckpointStatus.CONFIRMED
     )
-    return confirmed[: -snapshot.job.num_retained]
+    pinned = {c.checkpoint_id for c in snapshot.checkpoints if c.is_pinned}
+    return [old for old in confirmed[: -snapshot.job.num_retained] if old not in pinned]
 
 
 def _is_needed(segment: ReleasedSegment, retained: Sequence[int]) -> bool:

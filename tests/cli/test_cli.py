@@ -30,6 +30,11 @@ COMMANDS = [
     ["files", "clicks"],
     ["state", "clicks"],
     ["cleanup"],
+    ["savepoint", "clicks"],
+    ["pin", "clicks"],
+    ["unpin", "clicks", "1"],
+    ["pins", "clicks"],
+    ["metastore", "rebuild", "/nowhere"],
 ]
 
 

@@ -85,6 +85,20 @@ def test_checkpoints_stay_that_the_job_has_come_to_retain(job: SyntheticJob) -> 
     assert stored.apply() == Applied(subsumed_checkpoints=1, dead_segments=0, condemned_files=3)
 
 
+def test_checkpoints_stay_that_were_pinned_since_and_the_rest_goes(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute(
+        "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"
+        " VALUES (gen_random_uuid(), :job, 2, 'pin')"
+    )
+    # 2 needs the changelogs of 1 and of itself, which are 4 segments in 2 files.
+    assert stored.apply() == Applied(
+        job.SUBSUMED - 1, dead_segments=job.DEAD - 4, condemned_files=job.DOOMED - 2
+    )
+    again = Stored.of(job)
+    assert again.plan.is_empty
+
+
 def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None:
     stored = Stored.of(job)
     job.execute(

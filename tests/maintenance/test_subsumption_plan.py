@@ -59,12 +59,17 @@ class ModelJob:
     checkpoints: dict[int, CheckpointStatus]
     segments: list[ModelSegment]
     files: dict[UUID, ModelFile] = field(default_factory=dict)
+    pinned: set[int] = field(default_factory=set)
 
     def snapshot(self) -> UpkeepSnapshot:
         live = Counter(segment.file_id for segment in self.segments if segment.live)
         return UpkeepSnapshot(
             JobFacts("job-1", "job", "/storage", self.num_retained, self.current_epoch),
-            tuple(OpenCheckpoint(i, s) for i, s in self.checkpoints.items() if s in OPEN),
+            tuple(
+                OpenCheckpoint(i, s, is_pinned=i in self.pinned)
+                for i, s in self.checkpoints.items()
+                if s in OPEN
+            ),
             tuple(
                 ReleasedSegment(s.segment_id, s.file_id, s.first, s.released)
                 for s in self.segments
@@ -125,17 +130,28 @@ def jobs(draw: st.DrawFn) -> ModelJob:
                 live=released is None or draw(st.booleans()),
             )
         )
-    return ModelJob(draw(st.integers(2, 5)), epoch, checkpoints, segments, files)
+    confirmed = [i for i, s in checkpoints.items() if s is CheckpointStatus.CONFIRMED]
+    pinned = draw(st.sets(st.sampled_from(confirmed))) if confirmed else set()
+    return ModelJob(draw(st.integers(2, 5)), epoch, checkpoints, segments, files, pinned)
 
 
 @given(jobs())
 def test_the_newest_confirmed_and_all_unconfirmed_checkpoints_stay(job: ModelJob) -> None:
+    job.pinned.clear()
     confirmed = [i for i, s in job.checkpoints.items() if s is CheckpointStatus.CONFIRMED]
     plan = plan_subsumption(job.snapshot())
     assert set(plan.subsumed_checkpoints) == set(sorted(confirmed)[: -job.num_retained])
     unconfirmed = {i for i, s in job.checkpoints.items() if s in OPEN and i not in confirmed}
     newest = set(sorted(confirmed)[-job.num_retained :])
     assert set(plan.retained_checkpoints) == unconfirmed | newest
+
+
+@given(jobs())
+def test_pinned_checkpoints_stay_besides_those_that_stay_without_pins(job: ModelJob) -> None:
+    pinned, job.pinned = job.pinned, set()
+    without = set(plan_subsumption(job.snapshot()).retained_checkpoints)
+    job.pinned = pinned
+    assert set(plan_subsumption(job.snapshot()).retained_checkpoints) == without | pinned
 
 
 @given(jobs())

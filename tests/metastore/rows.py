@@ -20,6 +20,7 @@ from metastore.models import (
     MaintenanceRun,
     Materialization,
     PhysicalFile,
+    Pin,
     Run,
     Segment,
     SubtaskAck,
@@ -103,6 +104,19 @@ class Rows:
                 restore_ms=10 * subtask,
             )
         )
+
+    def pin(self, checkpoint_id: int, kind: str = "pin", name: str | None = None) -> UUID:
+        pin_id = uuid4()
+        self.execute(
+            insert(Pin).values(
+                pin_id=pin_id,
+                job_id=self.job_id,
+                checkpoint_id=checkpoint_id,
+                kind=kind,
+                name=name,
+            )
+        )
+        return pin_id
 
     def file(
         self,

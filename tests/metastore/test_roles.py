@@ -22,6 +22,7 @@ WRITTEN_BY_JOBS = {
     "runs",
     "state_variables",
     "checkpoints",
+    "pins",
     "subtask_acks",
     "physical_files",
     "segments",
@@ -31,6 +32,7 @@ WRITTEN_BY_JOBS = {
 NEVER_CHANGED = {"upload_stats"}
 VIEWS = [
     "v_jobs",
+    "v_pins",
     "v_checkpoint_history",
     "v_files",
     "v_space_amplification",
@@ -105,7 +107,8 @@ def test_reader_sees_no_table(rows: Rows, table: str) -> None:
 def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     first = rows.file("WRITING")
     rows.segment(rows.file(retry_of=first))
-    rows.checkpoint(1)
+    rows.checkpoint(1, "CONFIRMED")
+    rows.pin(1)
     rows.upload(1)
     rows.materialization()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
