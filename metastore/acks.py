@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import CTE, Connection, func, select, update
 from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.errors import FencedError
@@ -26,6 +26,7 @@ from metastore.models import (
     SubtaskAck,
 )
 from metastore.runs import refuse_second_query
+from metastore.uploads import UploadStats, record_uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,34 @@ class WrittenFile:
 
 
 def intend_file(
-    connection: Connection, batch: BatchRef, file_id: str, path: str, scope: Scope
+    connection: Connection,
+    batch: BatchRef,
+    file_id: str,
+    path: str,
+    scope: Scope,
+    *,
+    batch_id: int | None = None,
+    retry_of: str | None = None,
 ) -> None:
     """Records that a physical file is about to be written, before its first byte.
+
+    `batch_id` is the batch whose acks alone may seal it, if that is so. `retry_of` is the file of
+    the first request, if this is another one for the same bytes.
 
     Raises:
         FencedError: a newer run has begun a batch.
     """
     require_epoch(connection, batch)
-    _add_file(connection, batch.job_id, batch.epoch, file_id, path, scope)
+    _add_file(
+        connection,
+        batch.job_id,
+        batch.epoch,
+        file_id,
+        path,
+        scope,
+        batch_id=batch_id,
+        retry_of=UUID(retry_of) if retry_of else None,
+    )
 
 
 def intend_initial_rows(
@@ -71,11 +91,17 @@ def intend_initial_rows(
 
 
 def _add_file(
-    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
+    connection: Connection,
+    job_id: str,
+    epoch: int,
+    file_id: str,
+    path: str,
+    scope: Scope,
+    **facts: int | UUID | None,
 ) -> None:
     connection.execute(
         insert(PhysicalFile)
-        .values(file_id=UUID(file_id), job_id=job_id, epoch=epoch, path=path, scope=scope)
+        .values(file_id=UUID(file_id), job_id=job_id, epoch=epoch, path=path, scope=scope, **facts)
         .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
     )
 
@@ -107,12 +133,14 @@ def acknowledge(
     tm_id: str,
     acks: Sequence[Ack],
     file: WrittenFile | None,
+    uploads: Sequence[UploadStats] = (),
 ) -> None:
     """Seals a group's file, adds its segments and acks, and completes the checkpoint if whole.
 
     A later attempt of a subtask replaces an earlier one's ack and kills its segment; an ack that
     is older than the one recorded is passed over; one that is already recorded changes nothing.
-    The first ack ever binds the job to its query.
+    The first ack ever binds the job to its query. `uploads` is what writing the file was like; it
+    is recorded as part of a statement that is needed anyway.
 
     Raises:
         FencedError: the checkpoint is no longer open to this run, or the file was condemned.
@@ -138,7 +166,8 @@ def acknowledge(
         add_segments(connection, batch.job_id, file.file_id, segments)
     if winners:
         _record_acks(connection, batch.job_id, checkpoint_id, tm_id, winners)
-    _complete(connection, batch.job_id, checkpoint_id)
+    recorded = record_uploads(batch.job_id, checkpoint_id, tm_id, uploads) if uploads else None
+    _complete(connection, batch.job_id, checkpoint_id, recorded)
 
 
 def _bind_query(connection: Connection, batch: BatchRef) -> None:
@@ -286,14 +315,16 @@ def _record_acks(
     )
 
 
-def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
+def _complete(
+    connection: Connection, job_id: str, checkpoint_id: int, recorded: CTE | None
+) -> None:
     acked = (
         select(func.count())
         .select_from(SubtaskAck)
         .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
         .scalar_subquery()
     )
-    connection.execute(
+    complete = (
         update(Checkpoint)
         .where(
             Checkpoint.job_id == job_id,
@@ -303,3 +334,4 @@ def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
         )
         .values(status=CheckpointStatus.COMPLETED, completed_at=func.now())
     )
+    connection.execute(complete if recorded is None else complete.add_cte(recorded))

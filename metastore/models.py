@@ -7,30 +7,25 @@ Tables carry no behaviour: transactions are in `metastore.runs`, `metastore.chec
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, ClassVar
 from uuid import UUID
 
 from sqlalchemy import (
-    ARRAY,
-    BigInteger,
     CheckConstraint,
-    DateTime,
-    Enum,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     MetaData,
     SmallInteger,
-    Text,
     UniqueConstraint,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
+from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cairn.handles import PinKind, Scope, SegmentKind
+from metastore.columns import NAMES, TYPES, enum_of, one_of
 from metastore.statuses import (
     CheckpointStatus,
     FileStatus,
@@ -58,48 +53,17 @@ __all__ = [
     "StateKind",
     "StateVariable",
     "SubtaskAck",
+    "UploadStat",
 ]
 
 SCHEMA = "cairn"
 
 
-def _enum(values: type[StrEnum]) -> Enum:
-    return Enum(
-        values,
-        native_enum=False,
-        create_constraint=False,
-        length=16,
-        values_callable=lambda e: [m.value for m in e],
-    )
-
-
-def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    allowed = ", ".join(f"'{m.value}'" for m in values)
-    return CheckConstraint(f"{column} IN ({allowed})", name=f"{column}_known")
-
-
 class Base(DeclarativeBase):
     """Declarative base of the schema `cairn`."""
 
-    metadata = MetaData(
-        schema=SCHEMA,
-        naming_convention={
-            "ix": "ix_%(table_name)s__%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s__%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s__%(constraint_name)s",
-            "fk": "fk_%(table_name)s__%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        },
-    )
-    type_annotation_map: ClassVar = {
-        str: Text(),
-        int: BigInteger(),
-        datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB(),
-        Range[int]: INT4RANGE(),
-        list[int]: ARRAY(BigInteger),
-        list[int | None]: ARRAY(BigInteger),
-    }
+    metadata = MetaData(schema=SCHEMA, naming_convention=NAMES)
+    type_annotation_map: ClassVar = TYPES
 
 
 class Job(Base):
@@ -158,12 +122,12 @@ class StateVariable(Base):
             unique=True,
             postgresql_where=text("dropped_at IS NULL"),
         ),
-        _one_of("kind", StateKind),
+        one_of("kind", StateKind),
     )
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
     state_id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
     name: Mapped[str]
-    kind: Mapped[StateKind] = mapped_column(_enum(StateKind))
+    kind: Mapped[StateKind] = mapped_column(enum_of(StateKind))
     value_schema: Mapped[dict[str, Any]]
     """The layout of stored values: fields keep their place, new ones are added at the end."""
     user_key_schema: Mapped[dict[str, Any] | None]
@@ -186,7 +150,7 @@ class Checkpoint(Base):
             "checkpoint_id",
             postgresql_where=text("status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')"),
         ),
-        _one_of("status", CheckpointStatus),
+        one_of("status", CheckpointStatus),
     )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     checkpoint_id: Mapped[int] = mapped_column(primary_key=True)
@@ -203,7 +167,7 @@ class Checkpoint(Base):
     max_event_ms: Mapped[list[int | None]] = mapped_column(server_default="{}")
     """Latest event time by input, of all batches before this one."""
     status: Mapped[CheckpointStatus] = mapped_column(
-        _enum(CheckpointStatus), server_default=CheckpointStatus.IN_PROGRESS
+        enum_of(CheckpointStatus), server_default=CheckpointStatus.IN_PROGRESS
     )
     began_at: Mapped[datetime] = mapped_column(server_default=func.now())
     completed_at: Mapped[datetime | None]
@@ -221,12 +185,12 @@ class Pin(Base):
             ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
         ),
         Index(None, "job_id", "checkpoint_id", postgresql_where=text("removed_at IS NULL")),
-        _one_of("kind", PinKind),
+        one_of("kind", PinKind),
     )
     pin_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     checkpoint_id: Mapped[int]
-    kind: Mapped[PinKind] = mapped_column(_enum(PinKind))
+    kind: Mapped[PinKind] = mapped_column(enum_of(PinKind))
     name: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     removed_at: Mapped[datetime | None]
@@ -245,16 +209,23 @@ class PhysicalFile(Base):
             "file_id",
             postgresql_where=text("status <> 'DELETED'"),
         ),
-        _one_of("status", FileStatus),
-        _one_of("scope", Scope),
+        Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
+        one_of("status", FileStatus),
+        one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
     )
     file_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     epoch: Mapped[int]
     path: Mapped[str]
-    scope: Mapped[Scope] = mapped_column(_enum(Scope))
-    status: Mapped[FileStatus] = mapped_column(_enum(FileStatus), server_default=FileStatus.WRITING)
+    scope: Mapped[Scope] = mapped_column(enum_of(Scope))
+    batch_id: Mapped[int | None]
+    """The batch whose acks alone may seal it; null: there is none."""
+    retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("cairn.physical_files.file_id"))
+    """The file of the first request for the same bytes; null: it is the first."""
+    status: Mapped[FileStatus] = mapped_column(
+        enum_of(FileStatus), server_default=FileStatus.WRITING
+    )
     size_bytes: Mapped[int | None]
     live_bytes: Mapped[int] = mapped_column(server_default="0")
     """Sum over its LIVE segments, kept by a trigger on `segments`."""
@@ -277,8 +248,8 @@ class Segment(Base):
             postgresql_where=text("status = 'LIVE'"),
         ),
         Index(None, "file_id"),
-        _one_of("status", SegmentStatus),
-        _one_of("kind", SegmentKind),
+        one_of("status", SegmentStatus),
+        one_of("kind", SegmentKind),
         CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
         CheckConstraint(
             "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
@@ -288,7 +259,7 @@ class Segment(Base):
     segment_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id))
-    kind: Mapped[SegmentKind] = mapped_column(_enum(SegmentKind))
+    kind: Mapped[SegmentKind] = mapped_column(enum_of(SegmentKind))
     subtask: Mapped[int]
     key_groups: Mapped[Range[int]]
     offset_bytes: Mapped[int]
@@ -300,7 +271,7 @@ class Segment(Base):
     """The checkpoint whose state it brings a restore to; below `first_checkpoint` for a base."""
     released_checkpoint: Mapped[int | None]
     status: Mapped[SegmentStatus] = mapped_column(
-        _enum(SegmentStatus), server_default=SegmentStatus.LIVE
+        enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
     )
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
@@ -334,6 +305,37 @@ class SubtaskAck(Base):
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
+class UploadStat(Base):
+    """One row per group commit that uploaded something; `metastore.uploads` says what each is."""
+
+    __tablename__ = "upload_stats"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
+        ),
+        Index(None, "job_id", "checkpoint_id"),
+    )
+    commit_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    checkpoint_id: Mapped[int]
+    tm_id: Mapped[str]
+    files: Mapped[int]
+    segments: Mapped[int]
+    size_bytes: Mapped[int]
+    requests: Mapped[int]
+    retries: Mapped[int]
+    hedges: Mapped[int]
+    hedge_wins: Mapped[int]
+    failed_attempts: Mapped[int]
+    winning_attempt: Mapped[int]
+    failed_uploads: Mapped[int]
+    queue_size: Mapped[int]
+    wait_ms: Mapped[int]
+    upload_ms: Mapped[int]
+    longest_request_ms: Mapped[int]
+    recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
 class Materialization(Base):
     """One row per materialisation that a process of a job has begun, for metrics."""
 
@@ -341,7 +343,7 @@ class Materialization(Base):
     __table_args__ = (
         ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
         Index(None, "job_id", "subtask", "started_at"),
-        _one_of("kind", SegmentKind),
+        one_of("kind", SegmentKind),
     )
     materialization_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
@@ -351,7 +353,7 @@ class Materialization(Base):
     finished_at: Mapped[datetime | None]
     """Null: it is running, or was killed."""
     error: Mapped[str | None]
-    kind: Mapped[SegmentKind | None] = mapped_column(_enum(SegmentKind))
+    kind: Mapped[SegmentKind | None] = mapped_column(enum_of(SegmentKind))
     """Bases or an increment; null: nothing had changed."""
     as_of_checkpoint: Mapped[int | None]
     segments: Mapped[int] = mapped_column(server_default="0")
@@ -363,14 +365,14 @@ class MaintenanceRun(Base):
     """One row per stored plan of a maintenance action on one job."""
 
     __tablename__ = "maintenance_runs"
-    __table_args__ = (_one_of("status", MaintenanceStatus),)
+    __table_args__ = (one_of("status", MaintenanceStatus),)
     maintenance_run_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))
     action: Mapped[str]
     plan: Mapped[dict[str, Any]]
     plan_sha256: Mapped[str]
     status: Mapped[MaintenanceStatus] = mapped_column(
-        _enum(MaintenanceStatus), server_default=MaintenanceStatus.PLANNED
+        enum_of(MaintenanceStatus), server_default=MaintenanceStatus.PLANNED
     )
     result: Mapped[dict[str, Any] | None]
     planned_at: Mapped[datetime] = mapped_column(server_default=func.now())

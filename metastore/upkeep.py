@@ -15,6 +15,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     any_,
+    func,
     literal,
     or_,
     select,
@@ -22,8 +23,10 @@ from sqlalchemy import (
     true,
     type_coerce,
 )
+from sqlalchemy.orm import aliased
 
 from cairn.errors import BadInputError
+from metastore.batches import OPEN
 from metastore.engine import run_transaction
 from metastore.models import (
     Checkpoint,
@@ -38,6 +41,13 @@ from metastore.models import (
 
 PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
+
+WRITE_GRACE_MIN = 20
+"""No object appears longer than this after its write intent.
+
+A writer that was held up sends nothing (`cairn.runtime.uploads.LONGEST_HOLD_S`), S3 refuses what
+was signed more than 15 min ago, and a request ends (`cairn.storage.store.LONGEST_WRITE_S`).
+"""
 
 RETAINED = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 
@@ -74,7 +84,11 @@ class ReleasedSegment:
 
 @dataclass(frozen=True, slots=True)
 class UndeletedFile:
-    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not."""
+    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not.
+
+    `is_lost` tells that nobody will seal it, although its run goes on; `may_appear` that its
+    object may still come, because its intent is younger than the grace.
+    """
 
     file_id: UUID
     path: str
@@ -82,6 +96,8 @@ class UndeletedFile:
     epoch: int
     size_bytes: int | None
     live_segments: int
+    is_lost: bool = False
+    may_appear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +215,8 @@ def _undeleted_files(
             PhysicalFile.epoch,
             PhysicalFile.size_bytes,
             PhysicalFile.live_segments,
+            is_lost().label("is_lost"),
+            may_appear().label("may_appear"),
         )
         .where(
             PhysicalFile.job_id == job.job_id,
@@ -217,6 +235,42 @@ def _undeleted_files(
         .limit(PLAN_ROWS)
     )
     return tuple(UndeletedFile(*row) for row in rows)
+
+
+def is_lost() -> ColumnElement[bool]:
+    """Returns whether nobody will seal a physical file that is being written.
+
+    The batch whose acks could is over, or another request for the same bytes has won.
+    """
+    takes_acks = (
+        select(Checkpoint.checkpoint_id)
+        .where(
+            Checkpoint.job_id == PhysicalFile.job_id,
+            Checkpoint.epoch == PhysicalFile.epoch,
+            Checkpoint.batch_id == PhysicalFile.batch_id,
+            Checkpoint.status.in_(OPEN),
+        )
+        .exists()
+    )
+    winner = aliased(PhysicalFile)
+    has_winner = (
+        select(winner.file_id)
+        .where(
+            or_(
+                winner.file_id == PhysicalFile.retry_of,
+                winner.retry_of == func.coalesce(PhysicalFile.retry_of, PhysicalFile.file_id),
+            ),
+            winner.sealed_at.is_not(None),
+        )
+        .exists()
+    )
+    return or_(and_(PhysicalFile.batch_id.is_not(None), ~takes_acks), has_winner)
+
+
+def may_appear() -> ColumnElement[bool]:
+    """Returns whether the object of a physical file may still come: `WRITE_GRACE_MIN`."""
+    grace = func.make_interval(0, 0, 0, 0, 0, WRITE_GRACE_MIN)
+    return PhysicalFile.created_at > func.now() - grace
 
 
 def is_pinned() -> ColumnElement[bool]:

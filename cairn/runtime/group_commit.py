@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,8 +22,9 @@ from cairn.errors import FencedError
 from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.layout import task_manager_file
 from cairn.runtime.executor import TaskManager, fenced_if_removed, write_whole
+from cairn.runtime.uploads import Target, Uploaded, upload
 from cairn.storage.store import ObjectStore
-from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.acks import Ack, acknowledge
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
 
@@ -151,10 +153,10 @@ def _commit_all(
         for request, part in parts
         if part.size_bytes
     ]
-    file = _write_file(manager, store, batch, spooled) if spooled else None
+    uploaded = _write_file(manager, store, batch, spooled) if spooled else None
     acks, offset = [], 0
     for request, part in parts:
-        acks.append(_ack(manager, request, part, offset, file[1] if file else ""))
+        acks.append(_ack(manager, request, part, offset, uploaded.path if uploaded else ""))
         offset += part.size_bytes
     run_transaction(
         plan.metastore_url,
@@ -164,7 +166,8 @@ def _commit_all(
             checkpoint_id=checkpoint_id,
             tm_id=manager.tm_id,
             acks=acks,
-            file=file[0] if file else None,
+            file=uploaded.file if uploaded else None,
+            uploads=[uploaded.stats] if uploaded else [],
         ),
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"acknowledge checkpoint {checkpoint_id} of job {plan.job}",
@@ -173,18 +176,11 @@ def _commit_all(
 
 def _write_file(
     manager: TaskManager, store: ObjectStore, batch: BatchRef, spooled: Sequence[Path]
-) -> tuple[WrittenFile, str]:
-    file_id = str(uuid.uuid4())
-    path = task_manager_file(batch.job_id, manager.tm_id, file_id)
-    run_transaction(
-        manager.plan.metastore_url,
-        lambda connection: intend_file(connection, batch, file_id, path, Scope.TASK_MANAGER),
-        timeout_ms=manager.plan.settings.metastore_timeout_ms,
-        what=f"record the write of {path}",
-    )
+) -> Uploaded:
+    path_of = partial(task_manager_file, batch.job_id, manager.tm_id)
     segments = [file.read_bytes() for file in spooled]
-    store.put(path, segments)
-    return WrittenFile(file_id, sum(map(len, segments))), path
+    target = Target(batch, Scope.TASK_MANAGER, path_of, is_changelog=True)
+    return upload(manager, store, target, segments)
 
 
 def _ack(manager: TaskManager, request: Request, part: SubtaskPart, offset: int, path: str) -> Ack:

@@ -10,6 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import cairn.segments.format as segment_format
 from cairn.handles import Scope, SegmentHandle, SegmentKind
@@ -18,10 +19,11 @@ from cairn.layout import shared_file
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.increment import Row, net_changes, touched_by
 from cairn.runtime.local_store import LocalReader
+from cairn.runtime.uploads import Target, upload
 from cairn.segments.reader import read_segments
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
-from metastore.acks import WrittenFile, intend_file
+from metastore.acks import WrittenFile
 from metastore.bases import Replay, install, replay_of
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
@@ -143,8 +145,6 @@ def _write(
     as_of_checkpoint: int,
 ) -> tuple[WrittenFile, SegmentHandle]:
     plan, changes = manager.plan, chunk.changes
-    file_id = str(uuid.uuid4())
-    path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
     data = segment_format.encode(
         changes.ops,
         changes.keys,
@@ -156,17 +156,13 @@ def _write(
             "kind": kind.value,
         },
     )
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: intend_file(connection, batch, file_id, path, Scope.SHARED),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"record the write of {path}",
-    )
-    store.put(path, [data])
+    path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
+    target = Target(batch, Scope.SHARED, path_of, is_changelog=False)
+    uploaded = upload(manager, store, target, [data])
     handle = SegmentHandle(
         str(uuid.uuid4()),
         kind,
-        path,
+        uploaded.path,
         0,
         len(data),
         hashlib.sha256(data).hexdigest(),
@@ -175,4 +171,4 @@ def _write(
         as_of_checkpoint,
         as_of_checkpoint,
     )
-    return WrittenFile(file_id, len(data)), handle
+    return uploaded.file, handle

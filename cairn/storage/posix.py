@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from cairn.errors import BadInputError, StorageError
 from cairn.storage.store import (
+    LONGEST_WRITE_S,
     TEMP_PREFIX,
     StoredObject,
     check_by_probe,
@@ -44,8 +46,11 @@ class PosixStore:
     every other verb raises StorageError rather than take its objects for missing.
     """
 
-    def __init__(self, root: Path) -> None:
+    sends_requests = False
+
+    def __init__(self, root: Path, *, longest_write_s: float = LONGEST_WRITE_S) -> None:
         self._root = root
+        self._longest_write_s = longest_write_s
 
     @property
     def url(self) -> str:
@@ -54,12 +59,14 @@ class PosixStore:
 
     def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
+        began = time.monotonic()
         target = self._locate(path)
         temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         try:
             directories = self._make_directories(target.parent)
             try:
                 _write(temp, parts)
+                self._refuse_late(path, time.monotonic() - began)
                 new = _link(temp, target)
             finally:
                 temp.unlink(missing_ok=True)
@@ -115,6 +122,15 @@ class PosixStore:
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)
+
+    def _refuse_late(self, path: str, took_s: float) -> None:
+        """Keeps an object from appearing after a cleanup that has deleted it, as it may by then."""
+        if took_s > self._longest_write_s:
+            raise StorageError(
+                f"storage {self.url}: writing took {took_s:.0f} s, longer than the "
+                f"{self._longest_write_s:g} s in which an object may appear; nothing was written",
+                file=path,
+            )
 
     def _locate(self, path: str) -> Path:
         check_path(path)

@@ -149,6 +149,30 @@ def test_a_file_stays_that_its_fenced_writer_managed_to_seal(job: SyntheticJob) 
     assert stored.apply().condemned_files == job.DOOMED - 1
 
 
+def test_a_file_stays_whose_object_may_still_appear(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute(
+        "UPDATE cairn.physical_files SET created_at = now() WHERE status = 'WRITING' AND epoch = 1"
+    )
+    assert stored.apply().condemned_files == job.DOOMED - 2
+
+
+def test_a_file_stays_whose_batch_takes_acks_again(job: SyntheticJob) -> None:
+    query = "SELECT status FROM cairn.physical_files WHERE batch_id = :batch"
+    job.execute(
+        "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, batch_id,"
+        " created_at) VALUES (gen_random_uuid(), :job, 2, :job || '/a.seg', 'shared', 7,"
+        " now() - interval '1 hour')"
+    )
+    stored = Stored.of(job)
+    job.execute(
+        "INSERT INTO cairn.checkpoints (job_id, checkpoint_id, epoch, query_id, batch_id,"
+        " parallelism) VALUES (:job, 7, 2, 'query', 7, 2)"
+    )
+    assert stored.apply().condemned_files == job.DOOMED
+    assert job.execute(query, batch=7) == [("WRITING",)]
+
+
 def test_another_jobs_plan_touches_nothing(job: SyntheticJob) -> None:
     other = SyntheticJob(job.url, job.storage).create()
     stored = Stored.of(job)

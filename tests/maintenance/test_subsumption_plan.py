@@ -46,6 +46,8 @@ class ModelFile:
     file_id: UUID
     status: FileStatus
     epoch: int
+    is_lost: bool = False
+    may_appear: bool = False
 
 
 @dataclass
@@ -81,6 +83,8 @@ class ModelJob:
                     f.epoch,
                     SIZE_BYTES if f.status is FileStatus.SEALED else None,
                     live[f.file_id],
+                    is_lost=f.is_lost,
+                    may_appear=f.may_appear,
                 )
                 for f in self.files.values()
                 if f.status in (FileStatus.WRITING, FileStatus.SEALED)
@@ -107,6 +111,8 @@ def jobs(draw: st.DrawFn) -> ModelJob:
             UUID(int=n),
             draw(st.sampled_from([FileStatus.SEALED, FileStatus.SEALED, FileStatus.WRITING])),
             draw(st.integers(1, 5)),
+            draw(st.booleans()),
+            draw(st.booleans()),
         )
         for n in range(draw(st.integers(0, 6)))
     }
@@ -171,7 +177,17 @@ def test_what_a_plan_leaves_is_needed_or_in_flight(job: ModelJob) -> None:
         if file.status is FileStatus.SEALED:
             assert file.file_id in live_in
         if file.status is FileStatus.WRITING:
-            assert file.epoch >= job.current_epoch
+            may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
+            assert may_be_sealed or file.may_appear
+
+
+@given(jobs())
+def test_a_file_that_may_be_sealed_or_may_still_appear_is_not_condemned(job: ModelJob) -> None:
+    condemned = {file.file_id for file in plan_subsumption(job.snapshot()).condemned_files}
+    for file in job.files.values():
+        may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
+        if file.status is FileStatus.WRITING and (may_be_sealed or file.may_appear):
+            assert file.file_id not in condemned
 
 
 @given(jobs())
@@ -215,7 +231,7 @@ def test_the_digest_tells_plans_apart(job: ModelJob) -> None:
 
 
 def test_reasons_name_what_freed_the_file() -> None:
-    sealed, empty, fenced, in_flight = (UUID(int=n) for n in range(4))
+    sealed, empty, fenced, in_flight, lost = (UUID(int=n) for n in range(5))
     job = ModelJob(
         num_retained=2,
         current_epoch=3,
@@ -226,6 +242,7 @@ def test_reasons_name_what_freed_the_file() -> None:
             empty: ModelFile(empty, FileStatus.SEALED, 3),
             fenced: ModelFile(fenced, FileStatus.WRITING, 2),
             in_flight: ModelFile(in_flight, FileStatus.WRITING, 3),
+            lost: ModelFile(lost, FileStatus.WRITING, 3, is_lost=True),
         },
     )
     plan = plan_subsumption(job.snapshot())
@@ -233,6 +250,7 @@ def test_reasons_name_what_freed_the_file() -> None:
         sealed: "sealed, and no retained checkpoint needs its last live segments (1)",
         empty: "sealed, and holds no live segment",
         fenced: "its writer, run 2, was replaced by run 3 and can never seal it",
+        lost: "nobody may seal it any more: its batch is over, or another request has won",
     }
     assert plan.freed_bytes == 2 * SIZE_BYTES
 

@@ -24,6 +24,7 @@ from metastore.models import (
     Run,
     Segment,
     SubtaskAck,
+    UploadStat,
 )
 
 PATHS = {
@@ -122,11 +123,18 @@ class Rows:
         status: str = "SEALED",
         size_bytes: int = 1000,
         scope: Scope = Scope.TASK_MANAGER,
+        retry_of: UUID | None = None,
     ) -> UUID:
         file_id = uuid4()
         self.execute(
             insert(PhysicalFile).values(
-                file_id=file_id, job_id=self.job_id, epoch=1, path=f"{file_id}.seg", scope=scope
+                file_id=file_id,
+                job_id=self.job_id,
+                epoch=1,
+                path=f"{file_id}.seg",
+                scope=scope,
+                batch_id=1,
+                retry_of=retry_of,
             )
         )
         which = PhysicalFile.file_id == file_id
@@ -138,6 +146,20 @@ class Rows:
             )
             self.walk(PhysicalFile, which, status, start="SEALED")
         return file_id
+
+    def upload(self, checkpoint_id: int, **facts: int) -> None:
+        """Adds the stats of a group commit; every number that is not given is 1."""
+        own = {"commit_id", "job_id", "checkpoint_id", "tm_id", "recorded_at"}
+        numbers = {c.name: 1 for c in UploadStat.__table__.columns if c.name not in own}
+        self.execute(
+            insert(UploadStat).values(
+                commit_id=uuid4(),
+                job_id=self.job_id,
+                checkpoint_id=checkpoint_id,
+                tm_id="tm",
+                **{**numbers, **facts},
+            )
+        )
 
     def segment(
         self,

@@ -77,11 +77,25 @@ class Steps:
     def begin(self, batch: BatchRef) -> BatchStart:
         return self.run(lambda c: begin_batch(c, batch))
 
-    def intend(self, batch: BatchRef, scope: Scope = Scope.TASK_MANAGER) -> WrittenFile:
-        """Records the intent of a file of one segment's size."""
+    def intend(
+        self,
+        batch: BatchRef,
+        scope: Scope = Scope.TASK_MANAGER,
+        retry_of: WrittenFile | None = None,
+    ) -> WrittenFile:
+        """Records the intent of a file of one segment's size: a changelog's or a base's."""
         file = WrittenFile(str(uuid4()), SIZE_BYTES)
-        path = self.path(file)
-        self.run(lambda c: intend_file(c, batch, file.file_id, path, scope))
+        self.run(
+            lambda c: intend_file(
+                c,
+                batch,
+                file.file_id,
+                self.path(file),
+                scope,
+                batch_id=batch.batch_id if scope is Scope.TASK_MANAGER else None,
+                retry_of=retry_of.file_id if retry_of else None,
+            )
+        )
         return file
 
     def path(self, file: WrittenFile) -> str:
@@ -205,7 +219,15 @@ class Steps:
 
     def dump(self) -> dict[str, list[str]]:
         """Returns every row that the protocol writes, as text."""
-        tables = ("jobs", "runs", "checkpoints", "subtask_acks", "physical_files", "segments")
+        tables = (
+            "jobs",
+            "runs",
+            "checkpoints",
+            "subtask_acks",
+            "physical_files",
+            "segments",
+            "upload_stats",
+        )
         return {
             table: [
                 str(row)
@@ -216,6 +238,13 @@ class Steps:
             ]
             for table in tables
         }
+
+    def let_writes_end(self) -> None:
+        """Makes every write intent as old as it takes for no request to be under way."""
+        self.sql(
+            "UPDATE cairn.physical_files SET created_at = created_at - interval '21 min'"
+            " WHERE job_id = :job"
+        )
 
     def clean(self) -> None:
         cleanup_job(self.url, self.name)

@@ -32,6 +32,7 @@ from metastore.models import (
     Segment,
     SegmentStatus,
     SubtaskAck,
+    UploadStat,
 )
 from tests.metastore.rows import Rows
 
@@ -134,6 +135,10 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
     (PhysicalFile, {"path": "other"}),
     (PhysicalFile, {"scope": Scope.SHARED}),
     (PhysicalFile, {"size_bytes": 9}),
+    (PhysicalFile, {"batch_id": 9}),
+    (PhysicalFile, {"retry_of": UUID(int=9)}),
+    (UploadStat, {"checkpoint_id": 9}),
+    (UploadStat, {"requests": 9}),
     (Segment, {"segment_id": UUID(int=9)}),
     (Segment, {"file_id": UUID(int=9)}),
     (Segment, {"key_groups": Range(0, 8)}),
@@ -156,6 +161,7 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
 def test_identity_never_changes(rows: Rows, table: type[Base], change: dict[str, Any]) -> None:
     rows.checkpoint(1)
     rows.ack(1, 0, 5)
+    rows.upload(1)
     rows.segment(rows.file())
     rows.deletion(rows.file("CONDEMNED"))
     with pytest.raises(RefusedError, match=f"{table.__tablename__}: .*{next(iter(change))}"):
