@@ -75,7 +75,11 @@ def intend_manifest(
             path=path,
             scope=Scope.SHARED,
         )
-        .on_conflict_do_nothing(index_elements=[PhysicalFile.job_id, PhysicalFile.path])
+        .on_conflict_do_update(
+            index_elements=[PhysicalFile.job_id, PhysicalFile.path],
+            set_={"created_at": func.now()},  # from now on the object may appear, again
+            where=PhysicalFile.status == FileStatus.WRITING,
+        )
     )
     file = connection.execute(
         select(PhysicalFile.file_id, PhysicalFile.status).where(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from cairn.errors import CorruptSegmentError, StorageError
 from cairn.handles import Scope, SegmentHandle
 from cairn.layout import task_manager_file
 from cairn.savepoints.manifests import Origin, read_manifest
+from cairn.savepoints.write import put_in_time
 from cairn.storage import ObjectStore
 from metastore.acks import WrittenFile
 from metastore.adoption import CopiedFile, adopt_checkpoint, intend_copy
@@ -67,8 +69,10 @@ def restore(
     """
     copied = []
     for segments in _packed(origin.manifest.handles()):
+        parts = _read_all(origin, segments)
         file_id = str(uuid.uuid4())
         path = task_manager_file(job_id, f"{epoch}-restored", file_id)
+        began_s = time.monotonic()
         run_transaction(
             url,
             partial(
@@ -82,7 +86,8 @@ def restore(
             timeout_ms=timeout_ms,
             what=f"record the write of {path}",
         )
-        copied.append(_copy(origin, target, segments, file_id, path))
+        put_in_time(target, path, parts, began_s)
+        copied.append(_copied(segments, file_id, path))
     run_transaction(
         url,
         lambda connection: adopt_checkpoint(
@@ -107,12 +112,13 @@ def _packed(segments: Sequence[Placed]) -> Iterator[list[Placed]]:
         yield group
 
 
-def _copy(
-    origin: Origin, target: ObjectStore, segments: Sequence[Placed], file_id: str, path: str
-) -> CopiedFile:
+def _read_all(origin: Origin, segments: Sequence[Placed]) -> list[bytes]:
     with ThreadPoolExecutor(_READERS) as readers:
-        parts = list(readers.map(lambda placed: _read(origin, placed[1]), segments))
-    target.put(path, parts)
+        return list(readers.map(lambda placed: _read(origin, placed[1]), segments))
+
+
+def _copied(segments: Sequence[Placed], file_id: str, path: str) -> CopiedFile:
+    """Returns a file that holds the segments one after the other, under ids of their own."""
     placed, offset = [], 0
     for subtask, handle in segments:
         copy = dataclasses.replace(handle, segment_id=str(uuid.uuid4()), path=path, offset=offset)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from cairn.errors import RefusedError
+from cairn.errors import RefusedError, StorageError
 from cairn.handles import PinKind
 from cairn.manifest import decode, encode
 from cairn.storage import ObjectStore, open_store
 from metastore.engine import run_transaction
 from metastore.manifests import IntendedManifest, intend_manifest, seal_manifest
 from metastore.pins import Pinned, pin_checkpoint
+
+LONGEST_HOLD_S = 60
+"""What is not sent so long after its intent is not sent at all: see `metastore.upkeep`."""
 
 
 def pin(
@@ -52,9 +57,10 @@ def pin(
         return pinned, intend_manifest(connection, pinned.job_id, pinned.checkpoint_id)
 
     what = f"pinning a checkpoint of job {job_name}"
+    began_s = time.monotonic()
     pinned, intended = run_transaction(url, work, timeout_ms=timeout_ms, what=what)
     if intended is not None:
-        _write(url, open_store(pinned.storage), intended, timeout_ms)
+        _write(url, open_store(pinned.storage), intended, began_s, timeout_ms)
     return pinned
 
 
@@ -75,19 +81,42 @@ def write_manifest(
             a write of it was given up.
         StoreFailedError: the metastore or the storage failed; call again.
     """
+    began_s = time.monotonic()
     intended = run_transaction(
         url,
         lambda connection: intend_manifest(connection, job_id, checkpoint_id, epoch=epoch),
         timeout_ms=timeout_ms,
         what=f"recording the write of checkpoint {checkpoint_id}'s manifest",
     )
-    _write(url, store, intended, timeout_ms)
+    _write(url, store, intended, began_s, timeout_ms)
 
 
-def _write(url: str, store: ObjectStore, intended: IntendedManifest, timeout_ms: int) -> None:
+def put_in_time(
+    store: ObjectStore, path: str, parts: Sequence[bytes | memoryview], began_s: float
+) -> None:
+    """Writes an object whose intent was recorded after `began_s`, on the monotonic clock.
+
+    Raises:
+        StorageError: the store failed, or that is more than `LONGEST_HOLD_S` ago and nothing was
+            sent: a cleanup may take an old intent's writer for dead, and the object would be lost.
+        RefusedError: an object of that path exists.
+    """
+    held_s = time.monotonic() - began_s
+    if held_s > LONGEST_HOLD_S:
+        raise StorageError(
+            f"the process was held up for {held_s:.0f} s between the write intent and the write, "
+            "so nothing was sent; try again",
+            file=path,
+        )
+    store.put(path, parts)
+
+
+def _write(
+    url: str, store: ObjectStore, intended: IntendedManifest, began_s: float, timeout_ms: int
+) -> None:
     if intended.is_written:
         return
-    data = _put(store, intended)
+    data = _put(store, intended, began_s)
     run_transaction(
         url,
         lambda connection: seal_manifest(connection, intended, data),
@@ -96,11 +125,11 @@ def _write(url: str, store: ObjectStore, intended: IntendedManifest, timeout_ms:
     )
 
 
-def _put(store: ObjectStore, intended: IntendedManifest) -> bytes:
+def _put(store: ObjectStore, intended: IntendedManifest, began_s: float) -> bytes:
     """Returns the bytes that the manifest's object has: these, or those of an earlier try."""
     data = encode(intended.manifest)
     try:
-        store.put(intended.path, [data])
+        put_in_time(store, intended.path, [data], began_s)
     except RefusedError as error:
         found = store.get(intended.path)
         earlier = decode(found, file=intended.path)

@@ -142,6 +142,7 @@ def test_two_plans_built_at_once_restore_once(source: Query, target: Query) -> N
     assert checkpoints == 1
     assert one.state(5) == remembered(5)
     go_on(other, 2)
+    other.age_intents()
     cleanup_job(other.url, other.job)
     stored = {p for p in other.root.rglob("*") if p.is_file()}
     known = {
@@ -164,7 +165,7 @@ def test_a_restore_that_was_killed_is_done_by_building_the_plan_again(
     origin = source.origin(5)
     target.start(3, origin=origin.manifest)
     if done != "registered":
-        step = "_copy" if done == "intended" else "adopt_checkpoint"
+        step = "put_in_time" if done == "intended" else "adopt_checkpoint"
         with monkeypatch.context() as patch:
             patch.setattr(restoring, step, die)
             with pytest.raises(Killed):

@@ -122,6 +122,13 @@ class Query:
     def state(self, checkpoint_id: int) -> Any:
         return read_back(self.plan, checkpoint_id)
 
+    def age_intents(self) -> None:
+        """Makes write intents so old that their objects cannot appear any more."""
+        self.sql(
+            "UPDATE cairn.physical_files SET created_at = now() - interval '1 hour'"
+            " WHERE job_id = :job AND status = 'WRITING'"
+        )
+
     def do(self, work: Callable[[Connection], T]) -> T:
         return run_transaction(self.url, work, timeout_ms=10_000, what="testing")
 

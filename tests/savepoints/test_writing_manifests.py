@@ -16,6 +16,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest, encode
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.manifests import write_manifest_if_due
+from cairn.savepoints import write as writing
 from cairn.savepoints.manifests import read_manifest
 from cairn.savepoints.write import write_manifest
 from cairn.segments.snapshot import snapshot
@@ -173,6 +174,7 @@ def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
     intended = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
     query.start()
     query.batch(2)
+    query.age_intents()
     cleanup_job(query.url, query.job)
     with pytest.raises(FencedError, match=r"CONDEMNED|DELETED"):
         query.do(lambda c: seal_manifest(c, intended, b"x"))
@@ -180,6 +182,34 @@ def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
         query.savepoint(1)
     assert query.sql("SELECT FROM cairn.pins") == [], "the pin goes with the refusal"
     assert query.savepoint().checkpoint_id == 2
+
+
+def test_a_write_that_is_taken_up_again_is_not_given_up_meanwhile(query: Query) -> None:
+    for batch_id in range(2):
+        query.batch(batch_id)
+    query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
+    query.age_intents()
+    again = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
+    query.start()
+    query.batch(2)
+    cleanup_job(query.url, query.job)
+    query.store.put(again.path, [encode(again.manifest)])
+    query.do(lambda c: seal_manifest(c, again, encode(again.manifest)))
+    assert statuses(query) == [("SEALED", 1)]
+
+
+def test_a_writer_that_was_held_up_since_its_intent_sends_nothing(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch_id in range(2):
+        query.batch(batch_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "LONGEST_HOLD_S", -1)
+        with pytest.raises(StorageError, match=r"held up for 0 s .* nothing was sent"):
+            query.savepoint()
+    assert manifests(query) == []
+    query.savepoint()
+    assert manifests(query) == [1]
 
 
 def test_a_run_that_was_replaced_writes_no_manifest(query: Query) -> None:

@@ -101,6 +101,7 @@ GRANTS = """
 GRANT SELECT ON cairn.v_pins TO cairn_writer, cairn_maintainer, cairn_reader;
 GRANT SELECT, INSERT, UPDATE (removed_at) ON cairn.pins TO cairn_writer;
 GRANT SELECT ON cairn.pins TO cairn_maintainer;
+GRANT UPDATE (created_at) ON cairn.physical_files TO cairn_writer;
 """
 
 
