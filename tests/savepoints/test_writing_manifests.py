@@ -173,6 +173,7 @@ def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
     intended = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
     query.start()
     query.batch(2)
+    query.sql("UPDATE cairn.physical_files SET created_at = created_at - interval '1 hour'")
     cleanup_job(query.url, query.job)
     with pytest.raises(FencedError, match=r"CONDEMNED|DELETED"):
         query.do(lambda c: seal_manifest(c, intended, b"x"))
