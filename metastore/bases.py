@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select, update
 
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle, SegmentKind
-from metastore.acks import WrittenFile, add_segments, seal_file
+from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.batches import BatchRef
 from metastore.models import Job, Segment, SegmentStatus
 
@@ -23,7 +23,7 @@ def install_base(
 ) -> None:
     """Makes materialised segments part of every checkpoint from the next id on (FLIP-158).
 
-    In the same transaction, whatever the bases replace is released at that id: segments of the
+    Each comes with its file, which several may share. In the same transaction, whatever the bases replace is released at that id: segments of the
     same or an older state all of whose key groups some base covers. `first_checkpoint` of the
     handles is set here; `as_of_checkpoint` must be a confirmed checkpoint.
 
@@ -42,14 +42,11 @@ def install_base(
     ids = [UUID(handle.segment_id) for _, handle in bases]
     if connection.scalar(select(Segment.segment_id).where(Segment.segment_id == ids[0])):
         return
-    for file, handle in bases:
-        seal_file(connection, batch, file)
-        add_segments(
-            connection,
-            batch.job_id,
-            file.file_id,
-            [(subtask, dataclasses.replace(handle, first_checkpoint=job.next_checkpoint_id))],
-        )
+    files = list({file.file_id: file for file, _ in bases}.values())
+    seal_files(connection, batch, files)
+    first = job.next_checkpoint_id
+    handles = [dataclasses.replace(handle, first_checkpoint=first) for _, handle in bases]
+    add_segments(connection, batch.job_id, files, [(subtask, handle) for handle in handles])
     _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
 
 

@@ -12,25 +12,21 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from sqlalchemy import (
-    ARRAY,
-    BigInteger,
     CheckConstraint,
-    DateTime,
-    Enum,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
     MetaData,
     SmallInteger,
-    Text,
     UniqueConstraint,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
+from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cairn.handles import Scope, SegmentKind
+from metastore.columns import NAMES, TYPES, enum_of, one_of
 
 SCHEMA = "cairn"
 
@@ -56,9 +52,19 @@ class FileStatus(StrEnum):
     WRITING = "WRITING"
     """The write intent, committed before the first byte."""
     SEALED = "SEALED"
-    """Whole and durable."""
+    """Whole and durable up to its size, which may grow."""
     CONDEMNED = "CONDEMNED"
     """Holds nothing that any checkpoint needs; to be deleted."""
+    DELETED = "DELETED"
+
+
+class DirectoryStatus(StrEnum):
+    """CLAIMED → UNCLAIMED → DELETED; UNCLAIMED, DELETED → CLAIMED."""
+
+    CLAIMED = "CLAIMED"
+    """A run writes to it, or one that restarts may."""
+    UNCLAIMED = "UNCLAIMED"
+    """No run does any more; goes once its files have."""
     DELETED = "DELETED"
 
 
@@ -86,43 +92,11 @@ class StateKind(StrEnum):
     MAP = "map"
 
 
-def _enum(values: type[StrEnum]) -> Enum:
-    return Enum(
-        values,
-        native_enum=False,
-        create_constraint=False,
-        length=16,
-        values_callable=lambda e: [m.value for m in e],
-    )
-
-
-def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    allowed = ", ".join(f"'{m.value}'" for m in values)
-    return CheckConstraint(f"{column} IN ({allowed})", name=f"{column}_known")
-
-
 class Base(DeclarativeBase):
     """Declarative base of the schema `cairn`."""
 
-    metadata = MetaData(
-        schema=SCHEMA,
-        naming_convention={
-            "ix": "ix_%(table_name)s__%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s__%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s__%(constraint_name)s",
-            "fk": "fk_%(table_name)s__%(column_0_N_name)s",
-            "pk": "pk_%(table_name)s",
-        },
-    )
-    type_annotation_map: ClassVar = {
-        str: Text(),
-        int: BigInteger(),
-        datetime: DateTime(timezone=True),
-        dict[str, Any]: JSONB(),
-        Range[int]: INT4RANGE(),
-        list[int]: ARRAY(BigInteger),
-        list[int | None]: ARRAY(BigInteger),
-    }
+    metadata = MetaData(schema=SCHEMA, naming_convention=NAMES)
+    type_annotation_map: ClassVar = TYPES
 
 
 class Job(Base):
@@ -181,12 +155,12 @@ class StateVariable(Base):
             unique=True,
             postgresql_where=text("dropped_at IS NULL"),
         ),
-        _one_of("kind", StateKind),
+        one_of("kind", StateKind),
     )
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
     state_id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
     name: Mapped[str]
-    kind: Mapped[StateKind] = mapped_column(_enum(StateKind))
+    kind: Mapped[StateKind] = mapped_column(enum_of(StateKind))
     value_schema: Mapped[dict[str, Any]]
     """The layout of stored values: fields keep their place, new ones are added at the end."""
     user_key_schema: Mapped[dict[str, Any] | None]
@@ -209,7 +183,7 @@ class Checkpoint(Base):
             "checkpoint_id",
             postgresql_where=text("status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')"),
         ),
-        _one_of("status", CheckpointStatus),
+        one_of("status", CheckpointStatus),
     )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     checkpoint_id: Mapped[int] = mapped_column(primary_key=True)
@@ -226,7 +200,7 @@ class Checkpoint(Base):
     max_event_ms: Mapped[list[int | None]] = mapped_column(server_default="{}")
     """Latest event time by input, of all batches before this one."""
     status: Mapped[CheckpointStatus] = mapped_column(
-        _enum(CheckpointStatus), server_default=CheckpointStatus.IN_PROGRESS
+        enum_of(CheckpointStatus), server_default=CheckpointStatus.IN_PROGRESS
     )
     began_at: Mapped[datetime] = mapped_column(server_default=func.now())
     completed_at: Mapped[datetime | None]
@@ -248,16 +222,16 @@ class PhysicalFile(Base):
             "file_id",
             postgresql_where=text("status <> 'DELETED'"),
         ),
-        _one_of("status", FileStatus),
-        _one_of("scope", Scope),
+        one_of("status", FileStatus),
+        one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
     )
     file_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     epoch: Mapped[int]
     path: Mapped[str]
-    scope: Mapped[Scope] = mapped_column(_enum(Scope))
-    status: Mapped[FileStatus] = mapped_column(_enum(FileStatus), server_default=FileStatus.WRITING)
+    scope: Mapped[Scope] = mapped_column(enum_of(Scope))
+    status: Mapped[FileStatus] = mapped_column(enum_of(FileStatus), server_default=FileStatus.WRITING)
     size_bytes: Mapped[int | None]
     live_bytes: Mapped[int] = mapped_column(server_default="0")
     """Sum over its LIVE segments, kept by a trigger on `segments`."""
@@ -265,6 +239,27 @@ class PhysicalFile(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     sealed_at: Mapped[datetime | None]
     condemned_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+
+
+class Directory(Base):
+    """One row per directory of a job: one subtask's of a parallelism, or one task manager's."""
+
+    __tablename__ = "directories"
+    __table_args__ = (one_of("status", DirectoryStatus), one_of("scope", Scope))
+    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
+    path: Mapped[str] = mapped_column(primary_key=True)
+    scope: Mapped[Scope] = mapped_column(enum_of(Scope))
+    subtask: Mapped[int | None]
+    parallelism: Mapped[int | None]
+    tm_id: Mapped[str | None]
+    status: Mapped[DirectoryStatus] = mapped_column(
+        enum_of(DirectoryStatus), server_default=DirectoryStatus.CLAIMED
+    )
+    epoch: Mapped[int]
+    """The newest run that claimed it."""
+    claimed_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    unclaimed_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
 
 
@@ -280,8 +275,8 @@ class Segment(Base):
             postgresql_where=text("status = 'LIVE'"),
         ),
         Index(None, "file_id"),
-        _one_of("status", SegmentStatus),
-        _one_of("kind", SegmentKind),
+        one_of("status", SegmentStatus),
+        one_of("kind", SegmentKind),
         CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
         CheckConstraint(
             "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
@@ -291,7 +286,7 @@ class Segment(Base):
     segment_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id))
-    kind: Mapped[SegmentKind] = mapped_column(_enum(SegmentKind))
+    kind: Mapped[SegmentKind] = mapped_column(enum_of(SegmentKind))
     subtask: Mapped[int]
     key_groups: Mapped[Range[int]]
     offset_bytes: Mapped[int]
@@ -303,7 +298,7 @@ class Segment(Base):
     """The checkpoint whose state it brings a restore to; below `first_checkpoint` for a base."""
     released_checkpoint: Mapped[int | None]
     status: Mapped[SegmentStatus] = mapped_column(
-        _enum(SegmentStatus), server_default=SegmentStatus.LIVE
+        enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
     )
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
@@ -341,14 +336,14 @@ class MaintenanceRun(Base):
     """One row per stored plan of a maintenance action on one job."""
 
     __tablename__ = "maintenance_runs"
-    __table_args__ = (_one_of("status", MaintenanceStatus),)
+    __table_args__ = (one_of("status", MaintenanceStatus),)
     maintenance_run_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))
     action: Mapped[str]
     plan: Mapped[dict[str, Any]]
     plan_sha256: Mapped[str]
     status: Mapped[MaintenanceStatus] = mapped_column(
-        _enum(MaintenanceStatus), server_default=MaintenanceStatus.PLANNED
+        enum_of(MaintenanceStatus), server_default=MaintenanceStatus.PLANNED
     )
     result: Mapped[dict[str, Any] | None]
     planned_at: Mapped[datetime] = mapped_column(server_default=func.now())

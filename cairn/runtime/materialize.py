@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,16 @@ import cairn.segments.format as segment_format
 from cairn.errors import StoreFailedError
 from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
-from cairn.layout import shared_file
+from cairn.layout import exclusive_file, shared_file
 from cairn.runtime.executor import TaskManager, write_whole
+from cairn.runtime.file_pool import slot_of
 from cairn.runtime.local_store import LocalReader
+from cairn.runtime.merging import fill_files
+from cairn.runtime.physical_files import FileWrite, write_files
+from cairn.runtime.plan import RunPlan
 from cairn.state.view import PUT
 from cairn.storage.store import ObjectStore
-from metastore.acks import WrittenFile, intend_file
+from metastore.acks import WrittenFile
 from metastore.bases import install_base
 from metastore.batches import BatchRef, Clock
 from metastore.engine import run_transaction
@@ -40,6 +44,15 @@ class Chunk:
     key_groups: KeyGroupRange
     keys: list[bytes]
     values: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A segment to write, and what it covers."""
+
+    key_groups: KeyGroupRange
+    entries: int
+    data: bytes
 
 
 def is_due(clock: Clock, *, subtask: int, parallelism: int, start: int, interval_ms: int) -> bool:
@@ -95,9 +108,14 @@ def _materialize(
     position = reader.position()
     if position is None or position.checkpoint_id == 0:
         return
+    segments = (
+        _encode(plan, subtask, chunk, position.checkpoint_id)
+        for chunk in chunks(reader, plan.key_groups(subtask), CHUNK_BYTES)
+    )
     bases = [
-        _write(manager, store, batch, subtask, chunk, position.checkpoint_id)
-        for chunk in chunks(reader, plan.key_groups(subtask))
+        base
+        for file in fill_files(segments, lambda segment: len(segment.data), plan.settings)
+        for base in _write(manager, store, batch, subtask, file, position.checkpoint_id)
     ]
     run_transaction(
         plan.metastore_url,
@@ -107,17 +125,7 @@ def _materialize(
     )
 
 
-def _write(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
-    chunk: Chunk,
-    as_of_checkpoint: int,
-) -> tuple[WrittenFile, SegmentHandle]:
-    plan = manager.plan
-    file_id = str(uuid.uuid4())
-    path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
+def _encode(plan: RunPlan, subtask: int, chunk: Chunk, as_of_checkpoint: int) -> Encoded:
     data = segment_format.encode(
         [PUT] * len(chunk.keys),
         chunk.keys,
@@ -129,30 +137,48 @@ def _write(
             "kind": SegmentKind.KEYED_FULL.value,
         },
     )
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: intend_file(connection, batch, file_id, path, Scope.SHARED),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"record the write of {path}",
-    )
-    store.put(path, [data])
-    handle = SegmentHandle(
-        str(uuid.uuid4()),
-        SegmentKind.KEYED_FULL,
-        path,
-        0,
-        len(data),
-        hashlib.sha256(data).hexdigest(),
-        chunk.key_groups,
-        len(chunk.keys),
-        as_of_checkpoint,
-        as_of_checkpoint,
-    )
-    return WrittenFile(file_id, len(data)), handle
+    return Encoded(chunk.key_groups, len(chunk.keys), data)
+
+
+def _write(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    segments: Sequence[Encoded],
+    as_of_checkpoint: int,
+) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
+    """Writes one file; yields each of its segments with it."""
+    plan = manager.plan
+    file_id = str(uuid.uuid4())
+    directory = plan.shared_directory(subtask) if plan.settings.merging_enabled else None
+    if directory is not None:
+        path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
+    else:
+        path = exclusive_file(plan.job_id, as_of_checkpoint, subtask, file_id)
+    write = FileWrite(file_id, path, 0, lambda: [segment.data for segment in segments])
+    with slot_of(manager):
+        write_files(manager, store, batch, Scope.SHARED, [write], claim=directory)
+    offset = 0
+    written = WrittenFile(file_id, path, sum(len(segment.data) for segment in segments))
+    for segment in segments:
+        yield written, SegmentHandle(
+            str(uuid.uuid4()),
+            SegmentKind.KEYED_FULL,
+            path,
+            offset,
+            len(segment.data),
+            hashlib.sha256(segment.data).hexdigest(),
+            segment.key_groups,
+            segment.entries,
+            as_of_checkpoint,
+            as_of_checkpoint,
+        )
+        offset += len(segment.data)
 
 
 def chunks(
-    reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int = CHUNK_BYTES
+    reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int
 ) -> Iterator[Chunk]:
     """Yields the state in chunks that together cover all the key groups, empty ones too."""
     start = key_groups.start

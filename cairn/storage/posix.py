@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from cairn.errors import BadInputError, StorageError
 from cairn.storage.store import (
     TEMP_PREFIX,
     StoredObject,
+    can_append_by_probe,
     check_by_probe,
     check_path,
     check_prefix,
@@ -20,6 +21,7 @@ from cairn.storage.store import (
     exists_error,
     missing_error,
     short_read_error,
+    wrong_end_error,
 )
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -37,7 +39,7 @@ _NEVER_WORKS = {
 
 
 class PosixStore:
-    """Objects are files below `root`; an object appears whole and fsynced, or not at all.
+    """Objects are files below `root`; one that is put appears whole and fsynced, or not at all.
 
     A write goes to `.tmp-<uuid>` beside the object first. A process that is killed may leave that
     file behind; it is never listed. `put` and `check_writable` make the root; where it is missing,
@@ -55,20 +57,23 @@ class PosixStore:
     def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
         target = self._locate(path)
-        temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         try:
-            directories = self._make_directories(target.parent)
             try:
-                _write(temp, parts)
-                new = _link(temp, target)
-            finally:
-                temp.unlink(missing_ok=True)
-            for directory in directories:
-                _sync(directory)
+                new = self._put(target, parts)
+            except FileNotFoundError:  # a cleanup has just removed the directory as given up
+                new = self._put(target, parts)
         except OSError as error:
             raise self._failed(error, "write", path) from error
         if not new:
             raise exists_error(self.url, path)
+
+    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        """See `ObjectStore.append`."""
+        self._append(path, offset, parts)
+
+    def can_append(self) -> bool:
+        """See `ObjectStore.can_append`."""
+        return can_append_by_probe(self, self._append)
 
     def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """See `ObjectStore.get`."""
@@ -112,9 +117,62 @@ class PosixStore:
         self._sync_present(changed)
         return failed
 
+    def remove_directory(self, path: str) -> bool:
+        """See `ObjectStore.remove_directory`."""
+        directory = self._locate(path)
+        try:
+            for temp in directory.glob(f"{TEMP_PREFIX}*"):
+                temp.unlink(missing_ok=True)
+            directory.rmdir()
+        except FileNotFoundError:
+            self._require_root("remove", path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise self._failed(error, "remove", path) from error
+        else:
+            self._sync_present([directory.parent])
+        return True
+
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)
+
+    def _put(self, target: Path, parts: Sequence[bytes | memoryview]) -> bool:
+        """Writes an object whole; returns False if its name is taken."""
+        temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
+        directories = self._make_directories(target.parent)
+        try:
+            _write(temp, parts)
+            new = _link(temp, target)
+        finally:
+            temp.unlink(missing_ok=True)
+        for directory in directories:
+            _sync(directory)
+        return new
+
+    def _append(
+        self,
+        path: str,
+        offset: int,
+        parts: Sequence[bytes | memoryview],
+        before_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        check_range(path, offset, None)
+        try:
+            with open(self._locate(path), "ab", opener=_open_present) as file:
+                found_bytes = os.fstat(file.fileno()).st_size
+                if found_bytes != offset:
+                    raise wrong_end_error(self.url, path, offset, found_bytes)
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+                before_close()
+        except _ABSENT as error:
+            self._require_root("append", path)
+            raise wrong_end_error(self.url, path, offset, None) from error
+        except OSError as error:
+            raise self._failed(error, "append", path, offset) from error
 
     def _locate(self, path: str) -> Path:
         check_path(path)
@@ -216,6 +274,10 @@ def _link(temp: Path, target: Path) -> bool:
 
 def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _open_present(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT | os.O_NOFOLLOW)
 
 
 def _sync(directory: Path) -> None:

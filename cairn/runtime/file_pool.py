@@ -1,0 +1,108 @@
+"""The files that one executor has open for writing at a time (FLIP-306 4.6).
+
+A slot is a locked file in the executor's directory, so it is free again when its holder dies. With
+`cairn.file-merging.across-checkpoint-boundary` a file at rest, which a later checkpoint may go on
+with, has a record beside its slot. Whoever goes on with it removes the record first and writes a
+new one after the ack, so that after any failure in between nobody goes on with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cairn.runtime.executor import TaskManager, fenced_if_removed, try_lock, write_whole
+from cairn.runtime.merging import OpenFile
+
+_POLL_S = 0.002
+
+
+@dataclass(slots=True)
+class _Slot:
+    record: Path
+    file: OpenFile | None
+
+
+class FilePool:
+    """One task's share of the pool: the slots it has taken, until `held` closes."""
+
+    def __init__(self, manager: TaskManager, held: ExitStack) -> None:
+        settings = manager.plan.settings
+        self._directory = manager.directory / "pool"
+        self._size = settings.max_file_pool_size
+        self._blocks = settings.pool_blocking
+        self._keeps = settings.merging_enabled and settings.merges_across_checkpoints
+        self._held = held
+        self._slots: dict[int, _Slot] = {}
+
+    def take(self, wanted: int) -> None:
+        """Takes free slots, up to `wanted` in all; a blocking pool waits for its first one.
+
+        It waits while it has none, so that two tasks never wait for each other.
+
+        Raises:
+            FencedError: a newer run has removed this run's directory.
+        """
+        self._take_free(wanted)
+        while self._blocks and not self._slots:
+            time.sleep(_POLL_S)
+            self._take_free(wanted)
+
+    @property
+    def writers(self) -> int:
+        """How many files the task may write at once.
+
+        In a blocking pool only those it has slots for. Else as many as the pool has: for those
+        that others are using it opens files of its own.
+        """
+        return len(self._slots) if self._blocks else self._size
+
+    def open_files(self) -> list[OpenFile]:
+        """Returns the files at rest in the slots taken."""
+        return [slot.file for slot in self._slots.values() if slot.file is not None]
+
+    def give_up(self, file: OpenFile) -> None:
+        """Keeps everybody from going on with a file."""
+        for slot in self._slots.values():
+            if slot.file == file:
+                slot.record.unlink(missing_ok=True)
+                slot.file = None
+
+    def keep(self, files: Sequence[OpenFile]) -> None:
+        """Leaves files, acknowledged up to their size, to be gone on with where a slot is free."""
+        if not self._keeps:
+            return
+        free = [slot for slot in self._slots.values() if slot.file is None]
+        for slot, file in zip(free, files, strict=False):
+            write_whole(slot.record, msgspec.msgpack.encode(file))
+            slot.file = file
+
+    def _take_free(self, wanted: int) -> None:
+        for number in range(self._size):
+            if len(self._slots) >= wanted:
+                return
+            lock = self._directory / f"{number}.lock"
+            with fenced_if_removed(lock):
+                lock.touch()
+                is_free = number not in self._slots and try_lock(lock, self._held)
+            if is_free:
+                record = self._directory / f"{number}.open"
+                self._slots[number] = _Slot(record, self._read(record))
+
+    def _read(self, record: Path) -> OpenFile | None:
+        if not self._keeps or not record.exists():
+            return None
+        return msgspec.msgpack.decode(record.read_bytes(), type=OpenFile)
+
+
+@contextmanager
+def slot_of(manager: TaskManager) -> Iterator[None]:
+    """Holds a slot for one file that is written at once, waiting where the pool blocks."""
+    with ExitStack() as held:
+        FilePool(manager, held).take(1)
+        yield
