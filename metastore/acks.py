@@ -151,8 +151,9 @@ def acknowledge(
 ) -> None:
     """Seals a group's files, adds their segments and acks, and completes the checkpoint if whole.
 
-    Each segment is in the one of `files` that has its path. A later attempt of a subtask replaces an earlier one's ack and kills its segment; an ack that
-    is older than the one recorded is passed over; one that is already recorded changes nothing.
+    Each segment is in the one of `files` that has its path. A later attempt of a subtask replaces
+    an earlier one's ack and kills its segment; an ack that is older than the one recorded is passed
+    over; one that is already recorded changes nothing.
     The first ack ever binds the job to its query.
 
     Raises:

@@ -23,9 +23,10 @@ def install_base(
 ) -> None:
     """Makes materialised segments part of every checkpoint from the next id on (FLIP-158).
 
-    Each comes with its file, which several may share. In the same transaction, whatever the bases replace is released at that id: segments of the
-    same or an older state all of whose key groups some base covers. `first_checkpoint` of the
-    handles is set here; `as_of_checkpoint` must be a confirmed checkpoint.
+    Each comes with its file, which several may share. In the same transaction, whatever the bases
+    replace is released at that id: segments of the same or an older state all of whose key groups
+    some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint` must be a
+    confirmed checkpoint.
 
     Raises:
         FencedError: a newer run has begun a batch, or a file was condemned.

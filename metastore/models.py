@@ -231,7 +231,9 @@ class PhysicalFile(Base):
     epoch: Mapped[int]
     path: Mapped[str]
     scope: Mapped[Scope] = mapped_column(enum_of(Scope))
-    status: Mapped[FileStatus] = mapped_column(enum_of(FileStatus), server_default=FileStatus.WRITING)
+    status: Mapped[FileStatus] = mapped_column(
+        enum_of(FileStatus), server_default=FileStatus.WRITING
+    )
     size_bytes: Mapped[int | None]
     live_bytes: Mapped[int] = mapped_column(server_default="0")
     """Sum over its LIVE segments, kept by a trigger on `segments`."""

@@ -136,24 +136,15 @@ def fenced_if_removed(path: Path) -> Iterator[None]:
 
 
 def try_lock(file: Path, held: ExitStack) -> bool:
-    """Locks a file that exists until `held` closes; returns False if another task has it locked.
-
-    Raises:
-        FileNotFoundError: the file is not there, or was moved while it was being locked.
-    """
-    descriptor = os.open(file, os.O_RDWR)
-    try:
+    """Locks a file until `held` closes; returns False if another has it locked or it is gone."""
+    with ExitStack() as mine, suppress(FileNotFoundError, BlockingIOError):
+        descriptor = os.open(file, os.O_RDWR)
+        mine.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), os.stat(file)):
-            raise FileNotFoundError(file)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    except FileNotFoundError:
-        os.close(descriptor)
-        raise
-    held.callback(os.close, descriptor)
-    return True
+        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # not moved meanwhile
+            held.push(mine.pop_all())
+            return True
+    return False
 
 
 def wait_for_lock(file: Path) -> None:

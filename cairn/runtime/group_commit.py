@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -78,18 +78,16 @@ def _gather(
     Where the pool blocks, requests gather while it waits for a slot.
     """
     with manager.lock("commit"):
-        try:
-            if not try_lock(_request_file(manager, request), held):
-                return []
-        except FileNotFoundError as error:
-            if _receipt_file(manager, request).exists():
+        asked = _request_file(manager, request)
+        if not try_lock(asked, held):
+            if asked.exists() or _receipt_file(manager, request).exists():
                 return []
             raise FencedError(
                 "the task's request was removed before it was committed: a newer run or batch has "
                 "begun here",
                 job=batch.job,
                 checkpoint=request.checkpoint_id,
-            ) from error
+            )
         pool.take(1)
         _wait_for_others(manager, request.checkpoint_id)
         others = _waiting(manager, request, held)
@@ -111,9 +109,8 @@ def _waiting(manager: TaskManager, request: Request, held: ExitStack) -> list[Re
         is_own = file == _request_file(manager, request)
         if is_own or file.suffix == ".draft" or (manager.directory / "acked" / file.name).exists():
             continue
-        with suppress(FileNotFoundError):  # committed or removed just now
-            if try_lock(file, held):
-                found.append(msgspec.msgpack.decode(file.read_bytes(), type=Request))
+        if try_lock(file, held):
+            found.append(msgspec.msgpack.decode(file.read_bytes(), type=Request))
     return found
 
 

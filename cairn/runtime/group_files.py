@@ -126,9 +126,7 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
     )
 
 
-def _write_of(
-    group: Group, file: PlannedFile, inside: Sequence[Part]
-) -> FileWrite:
+def _write_of(group: Group, file: PlannedFile, inside: Sequence[Part]) -> FileWrite:
     def read() -> list[bytes]:
         return list(_spooled(group, inside))
 
@@ -146,9 +144,7 @@ def _write_of(
 
 def _spooled(group: Group, inside: Sequence[Part]) -> Iterable[bytes]:
     for request, part in inside:
-        spooled = group.manager.spool_file(
-            request.checkpoint_id, request.attempt_id, part.subtask
-        )
+        spooled = group.manager.spool_file(request.checkpoint_id, request.attempt_id, part.subtask)
         with fenced_if_removed(spooled):
             yield spooled.read_bytes()
 
@@ -185,9 +181,7 @@ def _handle(group: Group, part: SubtaskPart, path: str, offset: int) -> SegmentH
     )
 
 
-def _ack(
-    request: Request, part: SubtaskPart, handles: dict[tuple[str, int], SegmentHandle]
-) -> Ack:
+def _ack(request: Request, part: SubtaskPart, handles: dict[tuple[str, int], SegmentHandle]) -> Ack:
     return Ack(
         part.subtask,
         request.attempt_id,

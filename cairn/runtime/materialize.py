@@ -162,24 +162,25 @@ def _write(
     offset = 0
     written = WrittenFile(file_id, path, sum(len(segment.data) for segment in segments))
     for segment in segments:
-        yield written, SegmentHandle(
-            str(uuid.uuid4()),
-            SegmentKind.KEYED_FULL,
-            path,
-            offset,
-            len(segment.data),
-            hashlib.sha256(segment.data).hexdigest(),
-            segment.key_groups,
-            segment.entries,
-            as_of_checkpoint,
-            as_of_checkpoint,
+        yield (
+            written,
+            SegmentHandle(
+                str(uuid.uuid4()),
+                SegmentKind.KEYED_FULL,
+                path,
+                offset,
+                len(segment.data),
+                hashlib.sha256(segment.data).hexdigest(),
+                segment.key_groups,
+                segment.entries,
+                as_of_checkpoint,
+                as_of_checkpoint,
+            ),
         )
         offset += len(segment.data)
 
 
-def chunks(
-    reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int
-) -> Iterator[Chunk]:
+def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
     """Yields the state in chunks that together cover all the key groups, empty ones too."""
     start = key_groups.start
     entries: list[tuple[bytes, bytes]] = []

@@ -22,7 +22,7 @@ from cairn.state.times import TimeMode
 from cairn.state.ttl import Ttl
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, NoState, Overlay
 from cairn.storage import open_store
-from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
 from metastore.bases import install_base
 from metastore.batches import BatchRef, begin_batch
 from metastore.engine import run_transaction
@@ -199,9 +199,10 @@ class StatefulJob:
     def _acknowledge(
         self, ref: BatchRef, checkpoint_id: int, ack: Ack, file: WrittenFile | None
     ) -> None:
+        files = [] if file is None else [file]
         self._run(
             lambda c: acknowledge(
-                c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], file=file
+                c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], files=files
             )
         )
 
@@ -213,7 +214,8 @@ class StatefulJob:
         data = encode(ops, keys, values, metadata={})
         file_id = str(uuid4())
         path = task_manager_file(self.job_id, "tm", file_id)
-        self._run(lambda c: intend_file(c, ref, file_id, path, Scope.TASK_MANAGER))
+        file = IntendedFile(file_id, path, Scope.TASK_MANAGER)
+        self._run(lambda c: intend_files(c, ref, [file]))
         open_store(self.storage).put(path, [data])
         handle = SegmentHandle(
             str(uuid4()),
@@ -227,7 +229,7 @@ class StatefulJob:
             as_of,
             as_of,
         )
-        return WrittenFile(file_id, len(data)), handle
+        return WrittenFile(file_id, path, len(data)), handle
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         return run_transaction(self.url, work, what="testing")

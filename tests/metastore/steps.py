@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, text
 
-from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.handles import DirectoryHandle, Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange, range_of
-from cairn.layout import task_manager_file
+from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
-from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
 from metastore.bases import install_base
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.checkpoints import segments_at
@@ -79,19 +79,21 @@ class Steps:
 
     def intend(self, batch: BatchRef, scope: Scope = Scope.TASK_MANAGER) -> WrittenFile:
         """Records the intent of a file of one segment's size."""
-        file = WrittenFile(str(uuid4()), SIZE_BYTES)
-        path = self.path(file)
-        self.run(lambda c: intend_file(c, batch, file.file_id, path, scope))
-        return file
+        file_id = str(uuid4())
+        tm_id = f"tm-{batch.epoch}"
+        file = IntendedFile(file_id, task_manager_file(self.job_id, tm_id, file_id), scope)
+        path = task_manager_directory(self.job_id, tm_id)
+        claim = DirectoryHandle(path, Scope.TASK_MANAGER, tm_id=tm_id)
+        self.run(lambda c: intend_files(c, batch, [file], [claim]))
+        return WrittenFile(file_id, file.path, SIZE_BYTES)
 
-    def path(self, file: WrittenFile) -> str:
-        return task_manager_file(self.job_id, "tm", file.file_id)
-
-    def changelog(self, epoch: int, checkpoint_id: int, subtask: int, offset: int) -> SegmentHandle:
+    def changelog(
+        self, epoch: int, checkpoint_id: int, subtask: int, path: str, offset: int
+    ) -> SegmentHandle:
         return SegmentHandle(
             str(uuid4()),
             SegmentKind.CHANGELOG,
-            "",
+            path,
             offset,
             SIZE_BYTES,
             "00",
@@ -105,11 +107,13 @@ class Steps:
         self, batch: BatchRef, checkpoint_id: int, subtasks: Sequence[int], task_attempt: int = 1
     ) -> tuple[list[Ack], WrittenFile]:
         """Returns the acks of a group, with the file they wrote (its intent is recorded)."""
+        file = self.intend(batch)
         acks = []
         for number, subtask in enumerate(subtasks):
-            segment = self.changelog(batch.epoch, checkpoint_id, subtask, number * SIZE_BYTES)
+            offset = number * SIZE_BYTES
+            segment = self.changelog(batch.epoch, checkpoint_id, subtask, file.path, offset)
             acks.append(Ack(subtask, str(uuid4()), task_attempt, 10, 5, segment))
-        return acks, replace(self.intend(batch), size_bytes=len(acks) * SIZE_BYTES)
+        return acks, replace(file, size_bytes=len(acks) * SIZE_BYTES)
 
     def ack(
         self,
@@ -143,10 +147,11 @@ class Steps:
         self, batch: BatchRef, as_of: int, key_groups: tuple[int, int]
     ) -> tuple[WrittenFile, SegmentHandle]:
         """Returns a base of some key groups, with its file (the intent is recorded)."""
+        file = self.intend(batch, Scope.SHARED)
         handle = SegmentHandle(
             str(uuid4()),
             SegmentKind.KEYED_FULL,
-            "",
+            file.path,
             0,
             SIZE_BYTES,
             "00",
@@ -155,7 +160,7 @@ class Steps:
             as_of,
             as_of,
         )
-        return self.intend(batch, Scope.SHARED), handle
+        return file, handle
 
     def install(
         self, batch: BatchRef, *bases: tuple[WrittenFile, SegmentHandle], subtask: int = 0
@@ -233,9 +238,11 @@ def acknowledging(
 ) -> Callable[[Connection], None]:
     """Returns the body of a group's transaction."""
 
+    files = [] if file is None else [file]
+
     def work(connection: Connection) -> None:
         acknowledge(
-            connection, batch, checkpoint_id=checkpoint_id, tm_id="tm", acks=acks, file=file
+            connection, batch, checkpoint_id=checkpoint_id, tm_id="tm", acks=acks, files=files
         )
 
     return work

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, event
 
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import Scope
-from metastore.acks import Ack, intend_file
+from metastore.acks import Ack, IntendedFile, intend_files
 from metastore.engine import open_engine
 from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
 
@@ -221,7 +221,8 @@ def test_a_write_intent_whose_answer_was_lost_changes_nothing_the_second_time(
     steps.begin(batch)
     file = steps.intend(batch)
     before = steps.dump()
-    steps.run(lambda c: intend_file(c, batch, file.file_id, steps.path(file), Scope.TASK_MANAGER))
+    again = IntendedFile(file.file_id, file.path, Scope.TASK_MANAGER)
+    steps.run(lambda c: intend_files(c, batch, [again]))
     assert steps.dump() == before
 
 

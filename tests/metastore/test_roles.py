@@ -25,6 +25,7 @@ WRITTEN_BY_JOBS = {
     "subtask_acks",
     "physical_files",
     "segments",
+    "directories",
 }
 VIEWS = [
     "v_jobs",
@@ -32,6 +33,7 @@ VIEWS = [
     "v_files",
     "v_space_amplification",
     "v_native_comparison",
+    "v_directories",
 ]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
@@ -78,6 +80,7 @@ def test_maintainer_reads_all_and_changes_only_states(rows: Rows, table: str) ->
         "checkpoints": {"status", "ended_at"},
         "physical_files": {"status", "condemned_at", "deleted_at"},
         "segments": {"status", "released_checkpoint"},
+        "directories": {"status", "deleted_at"},
         "maintenance_runs": every_column,
         "deletions": every_column,
     }
@@ -99,6 +102,7 @@ def test_reader_sees_no_table(rows: Rows, table: str) -> None:
 def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.segment(rows.file())
     rows.checkpoint(1)
+    rows.directory()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

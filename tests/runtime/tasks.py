@@ -12,7 +12,7 @@ import msgspec
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.runtime.attempt import Attempt, Input
 from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.group_commit import Request
+from cairn.runtime.group_files import Request
 from cairn.runtime.materialize import materialize
 from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state

@@ -24,7 +24,7 @@ WHEN (
         OLD.status = 'SEALED' AND NEW.status = 'SEALED' AND NEW.size_bytes > OLD.size_bytes, FALSE
     )
 )
-EXECUTE FUNCTION cairn.refuse_identity('size_bytes, but of sealed files that grow,');
+EXECUTE FUNCTION cairn.refuse_identity('size_bytes (but for sealed files that grow)');
 """
 
 LEGAL = (
