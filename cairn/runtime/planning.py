@@ -117,7 +117,7 @@ def _on_stream(
 ) -> DataFrame:
     session = inputs.df.sparkSession
     warn_if_subtasks_float(session)
-    _check_storage(job)
+    check_storage(job)
     registration = Registration(
         run_id=uuid.uuid4(),
         job=job.name,
@@ -146,7 +146,13 @@ def _on_stream(
     return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
 
 
-def _check_storage(job: Job) -> None:
+def check_storage(job: Job) -> None:
+    """Checks that the job's storage can be written as its options ask.
+
+    Raises:
+        BadInputError: it can never be, or not with `across-checkpoint-boundary`.
+        StorageError: it does not work now.
+    """
     store = open_store(job.storage)
     store.check_writable()
     settings = job.settings

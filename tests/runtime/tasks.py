@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -41,9 +41,11 @@ def new_run(
     job: str = "words",
     parallelism: int = 2,
     persist_delay_ms: int = 0,
+    options: Mapping[str, object] | None = None,
 ) -> RunPlan:
     """Registers a run of a job and returns its plan."""
-    settings = Settings(
+    settings = replace(
+        Settings.from_options(options or {}),
         max_parallelism=MAX_PARALLELISM,
         num_retained=2,
         persist_delay_ms=persist_delay_ms,
@@ -126,6 +128,16 @@ class Task:
         """Does all of it."""
         for _ in self.steps():
             pass
+
+
+def run_together(tasks: Sequence[Task]) -> None:
+    """Runs tasks of one executor up to their requests; the last one commits all of them."""
+    waiting = [task.steps() for task in tasks]
+    for steps in waiting:
+        while next(steps) != "asked":
+            pass
+    for steps in reversed(waiting):
+        assert list(steps) == ["acknowledged"]
 
 
 def leave_request(manager: TaskManager, request: Request) -> None:
