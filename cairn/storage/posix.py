@@ -120,18 +120,19 @@ class PosixStore:
     def remove_directory(self, path: str) -> bool:
         """See `ObjectStore.remove_directory`."""
         directory = self._locate(path)
+        self._check_inside(directory, path)
         try:
             for temp in directory.glob(f"{TEMP_PREFIX}*"):
                 temp.unlink(missing_ok=True)
             directory.rmdir()
-        except FileNotFoundError:
+        except _ABSENT:
             self._require_root("remove", path)
+            return not directory.exists()
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
             raise self._failed(error, "remove", path) from error
-        else:
-            self._sync_present([directory.parent])
+        self._sync_present([directory.parent])
         return True
 
     def check_writable(self) -> None:
