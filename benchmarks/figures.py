@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks.results import Repetition, Result
 from benchmarks.workloads import (
     CAIRN,
+    CAIRN_MATERIALISING,
     CAIRN_S3,
     CAIRN_SLOW_S3,
     FLOOR,
@@ -20,6 +21,7 @@ from benchmarks.workloads import (
 FEWER_FILES = 20
 FEWER_FILES_THAN_200 = 100
 MOST_ROUND_TRIPS = 2
+MOST_WHILE_MATERIALISING = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,10 @@ def targets(result: Result) -> Iterator[Target]:
     if {cairn, floor} <= by_engine.keys() and work.above_floor is not None:
         above = ratio(cairn, floor, _add_batch_ms)
         yield target("addBatch, Cairn/floor", above, work.above_floor, at_least=False)
+    if {CAIRN_MATERIALISING.name, cairn} <= by_engine.keys():
+        slower = ratio(CAIRN_MATERIALISING.name, cairn, _add_batch_ms)
+        what = "addBatch, materialising/not"
+        yield target(what, slower, MOST_WHILE_MATERIALISING, at_least=False)
     if {NATIVE_200.name, cairn} <= by_engine.keys():
         files = ratio(NATIVE_200.name, cairn, _files)
         yield target("files, native at 200/Cairn", files, FEWER_FILES_THAN_200, at_least=True)

@@ -141,7 +141,7 @@ class Stream:
             storage=self._place.s3.url if slow else str(self._storage),
             metastore=self._place.metastore,
             parallelism=self._parallelism,
-            options={"cairn.local-dir": str(self._directory / "local")},
+            options={"cairn.local-dir": str(self._directory / "local"), **self.engine.options},
         )
 
     def _requests(self, progress: Any) -> int:  # noqa: ANN401 - see _span_s

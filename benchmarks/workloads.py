@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -25,19 +26,25 @@ class Engine:
     """One side of a comparison.
 
     `parallelism` replaces the workload's. `delay_ms` puts Cairn's storage on the S3 server, which
-    then waits so long before each request; None is a local directory.
+    then waits so long before each request; None is a local directory. `options` are the job's.
     """
 
     name: str
     kind: Kind
     parallelism: int | None = None
     delay_ms: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 NATIVE = Engine("native", Kind.NATIVE)
 CAIRN = Engine("cairn", Kind.CAIRN)
 FLOOR = Engine("floor", Kind.FLOOR)
 NATIVE_200 = Engine("native-200", Kind.NATIVE, parallelism=200)
+CAIRN_MATERIALISING = Engine(
+    "cairn-materialising",
+    Kind.CAIRN,
+    options={"cairn.changelog.periodic-materialize.interval": "1 ms"},
+)
 CAIRN_S3 = Engine("cairn-s3", Kind.CAIRN, delay_ms=0)
 CAIRN_SLOW_S3 = Engine(f"cairn-s3-{REQUEST_DELAY_MS}ms", Kind.CAIRN, delay_ms=REQUEST_DELAY_MS)
 
@@ -177,6 +184,14 @@ WORKLOADS = (
         name="s3-p8",
         about=f"counting, P=8, S3 with {REQUEST_DELAY_MS} ms a request",
         engines=(CAIRN_S3, CAIRN_SLOW_S3),
+    ),
+    replace(
+        COUNTING,
+        name="materialising",
+        about="counting, 1,000,000 keys, each subtask always being materialised",
+        keys=1_000_000,
+        engines=(CAIRN, CAIRN_MATERIALISING),
+        memory=False,
     ),
     replace(
         COUNTING_P8,

@@ -14,7 +14,9 @@ class SegmentKind(StrEnum):
     CHANGELOG = "changelog"
     """The changes that one subtask made in one checkpoint."""
     KEYED_FULL = "keyed_full"
-    """The whole keyed state of a subtask as of one checkpoint (a materialisation)."""
+    """The whole keyed state of some key groups as of one checkpoint (a materialisation)."""
+    KEYED_INCREMENT = "keyed_increment"
+    """What of it has changed since the bases, as of one checkpoint."""
 
 
 class Scope(StrEnum):

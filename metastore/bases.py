@@ -4,27 +4,83 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, func, select, update
+from sqlalchemy.dialects.postgresql import Range
 
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle, SegmentKind
+from cairn.keygroups import KeyGroupRange
 from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.batches import BatchRef
-from metastore.models import Job, Segment, SegmentStatus
+from metastore.checkpoints import HANDLE_COLUMNS, handle_of, lineage_of, replay_order
+from metastore.models import Job, PhysicalFile, Segment, SegmentStatus
+from metastore.upkeep import any_uuid
 
 
-def install_base(
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a restore of some key groups as of a confirmed checkpoint reads, in order of replay.
+
+    `lineage` is the id of the run that made the checkpoint; None if Spark has not committed it.
+    `changes` are changelog and increments. `is_based` tells whether bases cover all of the key
+    groups and the changes lie in them, so that an increment can replace all of the changes.
+    """
+
+    lineage: str | None
+    bases: Sequence[SegmentHandle]
+    changes: Sequence[SegmentHandle]
+    is_based: bool
+
+    @property
+    def share(self) -> float:
+        """The bytes of the changes as a share of those of the bases."""
+        base_bytes = sum(base.size_bytes for base in self.bases)
+        return sum(change.size_bytes for change in self.changes) / max(1, base_bytes)
+
+
+def replay_of(
+    connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
+) -> Replay:
+    """Returns what newer checkpoints, too, replay up to the state of a confirmed one."""
+    rows = connection.execute(
+        select(*HANDLE_COLUMNS)
+        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
+        .where(
+            Segment.job_id == job_id,
+            Segment.status == SegmentStatus.LIVE,
+            Segment.released_checkpoint.is_(None),
+            Segment.as_of_checkpoint <= checkpoint_id,
+            Segment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
+        )
+    )
+    handles = sorted(map(handle_of, rows), key=replay_order)
+    bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
+    changes = [handle for handle in handles if handle.kind is not SegmentKind.KEYED_FULL]
+    based = {group for b in bases for group in range(b.key_groups.start, b.key_groups.end)}
+    return Replay(
+        lineage_of(connection, job_id, checkpoint_id),
+        bases,
+        changes,
+        is_based=based.issuperset(range(key_groups.start, key_groups.end))
+        and all(change.key_groups.intersect(key_groups) == change.key_groups for change in changes),
+    )
+
+
+def install(
     connection: Connection,
     batch: BatchRef,
     subtask: int,
-    bases: Sequence[tuple[WrittenFile, SegmentHandle]],
+    segments: Sequence[tuple[WrittenFile, SegmentHandle]],
+    replaced: Sequence[SegmentHandle] | None = None,
 ) -> None:
     """Makes materialised segments part of every checkpoint from the next id on (FLIP-158).
 
-    Each comes with its file, which several may share. In the same transaction, whatever the bases
-    replace is released at that id: segments of the same or an older state all of whose key groups
+    Each comes with its file, which several may share. In the same transaction, what they replace is
+    released at that id. For an increment these are the `replaced` segments, which it was made from.
+    For bases (None) they are all segments of the same or an older state all of whose key groups
     some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint` must be a
     confirmed checkpoint.
 
@@ -40,15 +96,33 @@ def install_base(
         raise FencedError(
             f"run {batch.epoch} was replaced by run {job.current_epoch}", job=batch.job
         )
-    ids = [UUID(handle.segment_id) for _, handle in bases]
+    ids = [UUID(handle.segment_id) for _, handle in segments]
     if connection.scalar(select(Segment.segment_id).where(Segment.segment_id == ids[0])):
         return
-    files = list({file.file_id: file for file, _ in bases}.values())
+    files = list({file.file_id: file for file, _ in segments}.values())
     seal_files(connection, batch, files)
     first = job.next_checkpoint_id
-    handles = [dataclasses.replace(handle, first_checkpoint=first) for _, handle in bases]
+    handles = [dataclasses.replace(handle, first_checkpoint=first) for _, handle in segments]
     add_segments(connection, batch.job_id, files, [(subtask, handle) for handle in handles])
-    _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
+    if replaced is None:
+        _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
+    else:
+        _release(connection, batch.job_id, replaced, job.next_checkpoint_id)
+
+
+def _release(
+    connection: Connection, job_id: str, replaced: Sequence[SegmentHandle], next_checkpoint: int
+) -> None:
+    connection.execute(
+        update(Segment)
+        .where(
+            Segment.job_id == job_id,
+            Segment.segment_id == any_uuid([UUID(handle.segment_id) for handle in replaced]),
+            Segment.status == SegmentStatus.LIVE,
+            Segment.released_checkpoint.is_(None),
+        )
+        .values(released_checkpoint=next_checkpoint)
+    )
 
 
 def _release_covered(

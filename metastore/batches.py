@@ -79,7 +79,10 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Milliseconds since 1970 by the database's clock; bases by the start of their key groups."""
+    """Milliseconds since 1970 by the database's clock; bases by the start of their key groups.
+
+    What is said of bases holds for the increments on top of them.
+    """
 
     now_ms: int
     job_created_ms: int
@@ -343,7 +346,7 @@ def _clock(connection: Connection, batch: BatchRef) -> Clock:
         select(func.lower(Segment.key_groups), ms(func.max(Segment.created_at)))
         .where(
             Segment.job_id == batch.job_id,
-            Segment.kind == SegmentKind.KEYED_FULL,
+            Segment.kind.in_([SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT]),
             Segment.status == SegmentStatus.LIVE,
         )
         .group_by(func.lower(Segment.key_groups))

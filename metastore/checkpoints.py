@@ -39,8 +39,8 @@ def segments_at(
 ) -> list[SegmentHandle]:
     """Returns the segments of a checkpoint that overlap the key groups, in order of replay.
 
-    Replay order: by `as_of_checkpoint`, and within one a changelog before a base, because a base
-    replaces its key groups whole.
+    Replay order: by `as_of_checkpoint`, and within one a changelog before an increment before a
+    base, because a base replaces its key groups whole.
     """
     rows = connection.execute(
         select(*HANDLE_COLUMNS)
@@ -78,9 +78,16 @@ def lineage_of(connection: Connection, job_id: str, checkpoint_id: int) -> str |
     return None if run_id is None else str(run_id)
 
 
-def replay_order(handle: SegmentHandle) -> tuple[int, bool, KeyGroupRange]:
-    """Returns the sort key of replay: as-of checkpoint, changelog before base, key groups."""
-    return handle.as_of_checkpoint, handle.kind is SegmentKind.KEYED_FULL, handle.key_groups
+_REPLAY_RANK = {
+    SegmentKind.CHANGELOG: 0,
+    SegmentKind.KEYED_INCREMENT: 1,
+    SegmentKind.KEYED_FULL: 2,
+}
+
+
+def replay_order(handle: SegmentHandle) -> tuple[int, int, KeyGroupRange]:
+    """Returns the sort key of replay: as-of checkpoint; changelog, increment, base; key groups."""
+    return handle.as_of_checkpoint, _REPLAY_RANK[handle.kind], handle.key_groups
 
 
 def handle_of(row: Row[*tuple[Any, ...]]) -> SegmentHandle:

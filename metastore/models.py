@@ -334,6 +334,31 @@ class SubtaskAck(Base):
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
+class Materialization(Base):
+    """One row per materialisation that a process of a job has begun, for metrics."""
+
+    __tablename__ = "materializations"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
+        Index(None, "job_id", "subtask", "started_at"),
+        one_of("kind", SegmentKind),
+    )
+    materialization_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    epoch: Mapped[int]
+    subtask: Mapped[int]
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    finished_at: Mapped[datetime | None]
+    """Null: it is running, or was killed."""
+    error: Mapped[str | None]
+    kind: Mapped[SegmentKind | None] = mapped_column(enum_of(SegmentKind))
+    """Bases or an increment; null: nothing had changed."""
+    as_of_checkpoint: Mapped[int | None]
+    segments: Mapped[int] = mapped_column(server_default="0")
+    entries: Mapped[int] = mapped_column(server_default="0")
+    size_bytes: Mapped[int] = mapped_column(server_default="0")
+
+
 class MaintenanceRun(Base):
     """One row per stored plan of a maintenance action on one job."""
 

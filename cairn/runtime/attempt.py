@@ -14,7 +14,7 @@ from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.group_commit import Running, commit
 from cairn.runtime.group_files import Request, SubtaskPart
 from cairn.runtime.local_store import LocalReader
-from cairn.runtime.materialize import is_due, materialize
+from cairn.runtime.materializer import start_if_due
 from cairn.runtime.restore import parent_state
 from cairn.state.view import Overlay
 from cairn.storage.store import ObjectStore
@@ -48,12 +48,11 @@ class Attempt:
     def run_subtask(
         self, subtask: int, given: Input, work: Callable[[LocalReader], Overlay]
     ) -> SubtaskPart:
-        """Does one subtask: its parent's state, a materialisation if due, the work, the spool."""
+        """Does one subtask: its parent's state, a materialisation's start, the work, the spool."""
         began = time.monotonic()
         with parent_state(self.manager, self.store, subtask, self.start) as reader:
             restore_ms = round((time.monotonic() - began) * 1000)
-            if self._is_due(subtask):
-                materialize(self.manager, self.store, self.batch, subtask, reader)
+            start_if_due(self.manager, self.batch, self.start.clock, subtask)
             overlay = work(reader)
         return self.spool(subtask, overlay, given, restore_ms)
 
@@ -96,13 +95,3 @@ class Attempt:
     def commit(self, parts: Sequence[SubtaskPart]) -> None:
         """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""
         commit(self.manager, self.store, self.batch, self.request(parts))
-
-    def _is_due(self, subtask: int) -> bool:
-        plan = self.manager.plan
-        return plan.settings.materialize_enabled and is_due(
-            self.start.clock,
-            subtask=subtask,
-            parallelism=plan.parallelism,
-            start=plan.key_groups(subtask).start,
-            interval_ms=plan.settings.materialize_interval_ms,
-        )

@@ -38,6 +38,7 @@ class TaskManager:
         # The run's id too: a metastore restored from a backup gives the same epochs again.
         digest = hashlib.sha256(f"{executor_root} {plan.run_id}".encode()).hexdigest()[:12]
         self.plan = plan
+        self.executor_root = executor_root
         self.tm_id = f"{plan.epoch}-{digest}"
         self.job_directory = Path(plan.settings.local_dir) / plan.job_id
         self.directory = self.job_directory / "tm" / self.tm_id

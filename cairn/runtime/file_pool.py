@@ -9,8 +9,8 @@ new one after the ack, so that after any failure in between nobody goes on with 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,11 +98,3 @@ class FilePool:
         if not self._keeps or not record.exists():
             return None
         return msgspec.msgpack.decode(record.read_bytes(), type=OpenFile)
-
-
-@contextmanager
-def slot_of(manager: TaskManager) -> Iterator[None]:
-    """Holds a slot for one file that is written at once, waiting where the pool blocks."""
-    with ExitStack() as held:
-        FilePool(manager, held).take(1)
-        yield

@@ -1,49 +1,103 @@
-"""Materialisation: a full snapshot of one subtask's state, so that its changelog can go (FLIP-158).
+"""Materialisation: what one subtask's changelog comes to, so that the changelog can go (FLIP-158).
 
-Taken from the read transaction of the parent checkpoint, which is confirmed, so the snapshot stays
-right whatever becomes of the batch that made it.
+Taken from a snapshot of the subtask's local state, which is always that of a confirmed checkpoint,
+so it stays right whatever becomes of the batches that run meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import cairn.segments.format as segment_format
-from cairn.errors import StoreFailedError
 from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import exclusive_file, shared_file
-from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.file_pool import slot_of
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.increment import Row, net_changes, touched_by
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.merging import fill_files
 from cairn.runtime.physical_files import FileWrite, write_files
 from cairn.runtime.plan import RunPlan
-from cairn.state.view import PUT
+from cairn.segments.reader import read_segments
+from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
 from metastore.acks import WrittenFile
-from metastore.bases import install_base
-from metastore.batches import BatchRef, Clock
+from metastore.bases import Replay, install, replay_of
+from metastore.batches import BatchRef
 from metastore.engine import run_transaction
+from metastore.materializations import Materialized
 
 CHUNK_BYTES = 32 << 20
 """About how much of the state one segment holds; a key group is never split."""
+FULL_FROM_SHARE = 0.25
+"""What is replayed on top of the bases, as a share of their bytes, from which on a full one pays.
 
-_log = logging.getLogger(__name__)
+An increment is written again with each materialisation until then, so this bounds both what a
+restore reads beyond the state itself and what an increment costs.
+"""
+
+
+def materialize(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    reader: LocalReader,
+    *,
+    full_from_share: float = FULL_FROM_SHARE,
+) -> Materialized | None:
+    """Writes the subtask's state, or what has changed since its bases, and releases the changelog.
+
+    Returns what it wrote; None if nothing has changed. Local state that another run has moved on,
+    or of a history that the metastore has lost, is left alone.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+        StorageError, MetastoreError: it may be tried again; what was written has no handle.
+    """
+    plan, position = manager.plan, reader.position()
+    if position is None or position.checkpoint_id == 0 or position.epoch > plan.epoch:
+        return None
+    key_groups, as_of = plan.key_groups(subtask), position.checkpoint_id
+    replay = run_transaction(
+        plan.metastore_url,
+        lambda connection: replay_of(connection, plan.job_id, as_of, key_groups),
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"find what subtask {subtask} of job {plan.job} would replay",
+    )
+    if replay.lineage != position.lineage or (replay.is_based and not replay.changes):
+        return None
+    replaced: Sequence[SegmentHandle] | None = None
+    if replay.is_based and replay.share <= full_from_share:
+        replaced = replay.changes
+        parts = _increment(reader, store, plan.job, replay, key_groups)
+    else:
+        parts = chunks(reader, key_groups, CHUNK_BYTES)
+    kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
+    encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
+    written = [
+        segment
+        for file in fill_files(encoded, lambda segment: len(segment.data), plan.settings)
+        for segment in _write(manager, store, batch, subtask, kind, file, as_of)
+    ]
+    run_transaction(
+        plan.metastore_url,
+        lambda connection: install(connection, batch, subtask, written, replaced),
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"install the materialisation of subtask {subtask} of job {plan.job}",
+    )
+    return Materialized.of([handle for _, handle in written])
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The whole state of some key groups, sorted by key."""
+    """Some key groups, and what replaces or changes their state, sorted by key."""
 
     key_groups: KeyGroupRange
-    keys: list[bytes]
-    values: list[bytes]
+    changes: Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,89 +109,61 @@ class Encoded:
     data: bytes
 
 
-def is_due(clock: Clock, *, subtask: int, parallelism: int, start: int, interval_ms: int) -> bool:
-    """Tells whether a tick of the subtask's own phase has passed since its last base.
-
-    Each subtask ticks once per interval, `1/parallelism` of it after the one before, so that
-    materialisations stay spread over subtasks whatever restarts.
-    """
-    phase_ms = interval_ms * subtask // parallelism
-    last_ms = clock.base_made_ms.get(start, clock.job_created_ms)
-    return (clock.now_ms - phase_ms) // interval_ms > (last_ms - phase_ms) // interval_ms
+def _increment(
+    reader: LocalReader, store: ObjectStore, job: str, replay: Replay, key_groups: KeyGroupRange
+) -> Iterator[Chunk]:
+    segments = read_segments(store, replay.changes, job=job, key_groups=key_groups)
+    touched = touched_by(changes for _, parts in segments for changes in parts)
+    rows = ((g, net_changes(reader, touched.get(g, ()))) for g in _each(key_groups))
+    return _chunked(key_groups, rows, CHUNK_BYTES)
 
 
-def materialize(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
-    reader: LocalReader,
-) -> None:
-    """Writes the subtask's state as new bases and releases what they replace.
-
-    A store that fails is noted and tried again with the next batch; after
-    `cairn.changelog.max-failures-allowed` failures in a row the error is raised, and a restart
-    counts from the start.
-    """
-    failures = manager.subtask_directory(subtask).with_suffix(".failures")
-    try:
-        _materialize(manager, store, batch, subtask, reader)
-    except StoreFailedError as error:
-        count = _count(failures) + 1
-        if count >= manager.plan.settings.materialize_max_failures:
-            failures.unlink(missing_ok=True)
-            raise
-        write_whole(failures, str(count).encode())
-        _log.warning("materialisation %d of subtask %d failed: %s", count, subtask, error)
-    else:
-        failures.unlink(missing_ok=True)
-
-
-def _count(failures: Path) -> int:
-    return int(failures.read_text()) if failures.exists() else 0
-
-
-def _materialize(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
-    reader: LocalReader,
-) -> None:
-    plan = manager.plan
-    position = reader.position()
-    if position is None or position.checkpoint_id == 0:
-        return
-    segments = (
-        _encode(plan, subtask, chunk, position.checkpoint_id)
-        for chunk in chunks(reader, plan.key_groups(subtask), CHUNK_BYTES)
+def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
+    """Yields the state in chunks that together cover all the key groups, empty ones too."""
+    rows = (
+        (g, ((PUT, *entry) for entry in reader.range(KeyGroupRange(g, g + 1))))
+        for g in _each(key_groups)
     )
-    bases = [
-        base
-        for file in fill_files(segments, lambda segment: len(segment.data), plan.settings)
-        for base in _write(manager, store, batch, subtask, file, position.checkpoint_id)
-    ]
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: install_base(connection, batch, subtask, bases),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"install the materialisation of subtask {subtask} of job {plan.job}",
-    )
+    return _chunked(key_groups, rows, chunk_bytes)
 
 
-def _encode(plan: RunPlan, subtask: int, chunk: Chunk, as_of_checkpoint: int) -> Encoded:
+def _each(key_groups: KeyGroupRange) -> range:
+    return range(key_groups.start, key_groups.end)
+
+
+def _chunked(
+    key_groups: KeyGroupRange,
+    rows_by_group: Iterable[tuple[int, Iterable[Row]]],
+    chunk_bytes: int,
+) -> Iterator[Chunk]:
+    start, rows, size_bytes = key_groups.start, list[Row](), 0
+    for key_group, rows_of_group in rows_by_group:
+        for row in rows_of_group:
+            rows.append(row)
+            size_bytes += len(row[1]) + len(row[2] or b"")
+        if size_bytes >= chunk_bytes or key_group + 1 == key_groups.end:
+            rows.sort(key=lambda row: (row[1], row[0] != DELETE_PREFIX))
+            changes = Changes(*map(list, zip(*rows, strict=True))) if rows else Changes([], [], [])
+            yield Chunk(KeyGroupRange(start, key_group + 1), changes)
+            start, rows, size_bytes = key_group + 1, [], 0
+
+
+def _encode(
+    plan: RunPlan, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
+) -> Encoded:
+    changes = chunk.changes
     data = segment_format.encode(
-        [PUT] * len(chunk.keys),
-        chunk.keys,
-        chunk.values,
+        changes.ops,
+        changes.keys,
+        changes.values,
         metadata={
             "job": plan.job,
             "checkpoint": str(as_of_checkpoint),
             "subtask": str(subtask),
-            "kind": SegmentKind.KEYED_FULL.value,
+            "kind": kind.value,
         },
     )
-    return Encoded(chunk.key_groups, len(chunk.keys), data)
+    return Encoded(chunk.key_groups, len(changes), data)
 
 
 def _write(
@@ -145,6 +171,7 @@ def _write(
     store: ObjectStore,
     batch: BatchRef,
     subtask: int,
+    kind: SegmentKind,
     segments: Sequence[Encoded],
     as_of_checkpoint: int,
 ) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
@@ -157,43 +184,21 @@ def _write(
     else:
         path = exclusive_file(plan.job_id, as_of_checkpoint, subtask, file_id)
     write = FileWrite(file_id, path, 0, lambda: [segment.data for segment in segments])
-    with slot_of(manager):
-        write_files(manager, store, batch, Scope.SHARED, [write], claim=directory)
-    offset = 0
+    write_files(manager, store, batch, Scope.SHARED, [write], claim=directory)
     written = WrittenFile(file_id, path, sum(len(segment.data) for segment in segments))
+    offset = 0
     for segment in segments:
-        yield (
-            written,
-            SegmentHandle(
-                str(uuid.uuid4()),
-                SegmentKind.KEYED_FULL,
-                path,
-                offset,
-                len(segment.data),
-                hashlib.sha256(segment.data).hexdigest(),
-                segment.key_groups,
-                segment.entries,
-                as_of_checkpoint,
-                as_of_checkpoint,
-            ),
+        handle = SegmentHandle(
+            str(uuid.uuid4()),
+            kind,
+            path,
+            offset,
+            len(segment.data),
+            hashlib.sha256(segment.data).hexdigest(),
+            segment.key_groups,
+            segment.entries,
+            as_of_checkpoint,
+            as_of_checkpoint,
         )
+        yield written, handle
         offset += len(segment.data)
-
-
-def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
-    """Yields the state in chunks that together cover all the key groups, empty ones too."""
-    start = key_groups.start
-    entries: list[tuple[bytes, bytes]] = []
-    size_bytes = 0
-    for key_group in range(key_groups.start, key_groups.end):
-        for entry in reader.range(KeyGroupRange(key_group, key_group + 1)):
-            entries.append(entry)
-            size_bytes += len(entry[0]) + len(entry[1])
-        if size_bytes >= chunk_bytes or key_group + 1 == key_groups.end:
-            entries.sort()
-            yield Chunk(
-                KeyGroupRange(start, key_group + 1),
-                [key for key, _ in entries],
-                [value for _, value in entries],
-            )
-            start, entries, size_bytes = key_group + 1, [], 0

@@ -22,7 +22,7 @@ from cairn.runtime.local_store import (
     Position,
     open_local,
 )
-from cairn.segments.reader import read_segment
+from cairn.segments.reader import read_segment, read_segments
 from cairn.state.view import Changes
 from cairn.storage.store import ObjectStore
 from metastore.batches import BatchStart, Parent
@@ -181,11 +181,11 @@ def _restore(
     if lineage != here.lineage or here.checkpoint_id > wanted.checkpoint_id:
         here = NOTHING
         writer.clear(key_groups)
-    # Changes since then that were released are in a base, which replaces its key groups whole.
-    for handle in handles:
-        if handle.as_of_checkpoint <= here.checkpoint_id:
-            continue
+    # Changes since then that were released are in an increment, or in a base, which replaces its
+    # key groups whole.
+    missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
+    for handle, parts in read_segments(store, missing, job=plan.job, key_groups=key_groups):
         if handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
-        for changes in read_segment(store, handle, job=plan.job, key_groups=key_groups):
+        for changes in parts:
             writer.apply(changes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cairn.errors import CorruptSegmentError
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from cairn.keygroups import KeyGroupRange
     from cairn.state.view import Changes
     from cairn.storage.store import ObjectStore
+
+READ_AHEAD = 4
+"""Segments that are read at once; a base is about 32 MB."""
 
 
 def read_segment(
@@ -43,6 +48,31 @@ def read_segment(
             f"with {found}",
         )
     return _decode(data, handle, job, key_groups)
+
+
+def read_segments(
+    store: ObjectStore,
+    handles: Sequence[SegmentHandle],
+    *,
+    job: str,
+    key_groups: KeyGroupRange | None = None,
+) -> Iterator[tuple[SegmentHandle, Iterator[Changes]]]:
+    """Yields segments in the order given, each with its changes, as `read_segment` does.
+
+    While one is worked on, the next `READ_AHEAD` are read and checked, so a restore waits for the
+    store once and not for each segment.
+    """
+    with ThreadPoolExecutor(READ_AHEAD) as pool:
+        ahead: deque[tuple[SegmentHandle, Future[Iterator[Changes]]]] = deque()
+        for handle in handles:
+            reading = pool.submit(read_segment, store, handle, job=job, key_groups=key_groups)
+            ahead.append((handle, reading))
+            if len(ahead) > READ_AHEAD:
+                first, found = ahead.popleft()
+                yield first, found.result()
+        while ahead:
+            first, found = ahead.popleft()
+            yield first, found.result()
 
 
 def _decode(

@@ -23,7 +23,7 @@ from cairn.state.ttl import Ttl
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, NoState, Overlay
 from cairn.storage import open_store
 from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
-from metastore.bases import install_base
+from metastore.bases import install
 from metastore.batches import BatchRef, begin_batch
 from metastore.engine import run_transaction
 from metastore.runs import Registration, register_run
@@ -191,7 +191,7 @@ class StatefulJob:
         """Installs a base of one subtask; the state of checkpoint `as_of` is `changes`."""
         ref = self._begin(self.batches - 1)
         written = self._write(ref, subtask, SegmentKind.KEYED_FULL, as_of, list(changes))
-        self._run(lambda c: install_base(c, ref, subtask, [written]))
+        self._run(lambda c: install(c, ref, subtask, [written]))
 
     def _begin(self, batch_id: int) -> BatchRef:
         return BatchRef(self.name, self.job_id, self.epoch, self._query_id, batch_id)

@@ -19,6 +19,7 @@ from metastore.models import (
     FileStatus,
     Job,
     MaintenanceRun,
+    Materialization,
     PhysicalFile,
     Run,
     Segment,
@@ -148,6 +149,7 @@ class Rows:
         first_checkpoint: int = 1,
         released_checkpoint: int | None = None,
         status: str = "LIVE",
+        subtask: int = 0,
     ) -> UUID:
         segment_id = uuid4()
         self.execute(
@@ -156,7 +158,7 @@ class Rows:
                 job_id=self.job_id,
                 file_id=file_id,
                 kind=SegmentKind.CHANGELOG,
-                subtask=0,
+                subtask=subtask,
                 key_groups=Range(0, 4),
                 offset_bytes=0,
                 size_bytes=size_bytes,
@@ -169,6 +171,17 @@ class Rows:
         )
         self.walk(Segment, Segment.segment_id == segment_id, status)
         return segment_id
+
+    def materialization(self, subtask: int = 0, **columns: Any) -> None:
+        self.execute(
+            insert(Materialization).values(
+                materialization_id=uuid4(),
+                job_id=self.job_id,
+                epoch=1,
+                subtask=subtask,
+                **columns,
+            )
+        )
 
     def maintenance_run(self, status: str = "PLANNED") -> UUID:
         run_id = uuid4()

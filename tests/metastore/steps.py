@@ -15,7 +15,7 @@ from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
 from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
-from metastore.bases import install_base
+from metastore.bases import install
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.checkpoints import segments_at
 from metastore.engine import run_transaction
@@ -144,13 +144,17 @@ class Steps:
         return checkpoint_id
 
     def base(
-        self, batch: BatchRef, as_of: int, key_groups: tuple[int, int]
+        self,
+        batch: BatchRef,
+        as_of: int,
+        key_groups: tuple[int, int],
+        kind: SegmentKind = SegmentKind.KEYED_FULL,
     ) -> tuple[WrittenFile, SegmentHandle]:
         """Returns a base of some key groups, with its file (the intent is recorded)."""
         file = self.intend(batch, Scope.SHARED)
         handle = SegmentHandle(
             str(uuid4()),
-            SegmentKind.KEYED_FULL,
+            kind,
             file.path,
             0,
             SIZE_BYTES,
@@ -165,7 +169,7 @@ class Steps:
     def install(
         self, batch: BatchRef, *bases: tuple[WrittenFile, SegmentHandle], subtask: int = 0
     ) -> None:
-        self.run(lambda c: install_base(c, batch, subtask, bases))
+        self.run(lambda c: install(c, batch, subtask, bases))
 
     def segments(self, checkpoint_id: int) -> list[str]:
         """Returns the ids of a checkpoint's segments in order of replay."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from cairn.errors import FencedError
-from metastore.bases import install_base
+from cairn.handles import SegmentKind
+from cairn.keygroups import KeyGroupRange
+from metastore.bases import Replay, install, replay_of
 from metastore.checkpoints import lineage_of
 from metastore.engine import open_engine
 from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
@@ -214,7 +217,7 @@ def test_a_batch_that_begins_while_a_base_is_installed_waits_and_then_has_it(
     base = steps.base(batch, 1, (0, 4))
     with ThreadPoolExecutor() as threads:
         with open_engine(steps.url).begin() as connection:
-            install_base(connection, batch, 0, [base])
+            install(connection, batch, 0, [base])
             following = threads.submit(steps.begin, steps.ref(1, 2))
             steps.wait_until_blocked()
         assert following.result().checkpoint_id == 3
@@ -254,3 +257,76 @@ def test_the_lineage_of_a_checkpoint_is_the_run_that_made_it_once_it_is_confirme
     assert steps.run(lambda c: lineage_of(c, steps.job_id, 1)) == str(run_id)
     assert steps.run(lambda c: lineage_of(c, steps.job_id, 2)) is None, "not confirmed"
     assert steps.run(lambda c: lineage_of(c, steps.job_id, 99)) is None
+
+
+def replay(steps: Steps, checkpoint_id: int, key_groups: tuple[int, int]) -> Replay:
+    return steps.run(
+        lambda c: replay_of(c, steps.job_id, checkpoint_id, KeyGroupRange(*key_groups))
+    )
+
+
+def test_an_increment_releases_exactly_what_it_was_made_from(steps: Steps) -> None:
+    confirmed(steps, 2)
+    batch = steps.ref(1, 2)
+    steps.install(batch, steps.base(batch, 1, (0, 4)))
+    found = replay(steps, 2, (0, 4))
+    assert found.is_based
+    assert [handle.as_of_checkpoint for handle in found.changes] == [2]
+    before = {checkpoint_id: steps.segments(checkpoint_id) for checkpoint_id in (1, 2, 3)}
+    later = set(steps.segments(4))
+    made = steps.base(batch, 2, (0, 4), SegmentKind.KEYED_INCREMENT)
+    for _ in range(2):  # the second time after a lost answer
+        steps.run(lambda c: install(c, batch, 0, [made], found.changes))
+    gone = {handle.segment_id for handle in found.changes}
+    assert set(steps.segments(4)) == (later - gone) | {made[1].segment_id}
+    assert {checkpoint_id: steps.segments(checkpoint_id) for checkpoint_id in before} == before
+    again = replay(steps, 2, (0, 4))
+    assert [handle.kind for handle in again.changes] == [SegmentKind.KEYED_INCREMENT]
+
+
+def test_a_base_releases_the_increments_that_it_covers(steps: Steps) -> None:
+    confirmed(steps, 2)
+    batch = steps.ref(1, 2)
+    steps.install(batch, steps.base(batch, 1, (0, 4)))
+    changes = replay(steps, 2, (0, 4)).changes
+    increment = steps.base(batch, 2, (0, 4), SegmentKind.KEYED_INCREMENT)
+    steps.run(lambda c: install(c, batch, 0, [increment], changes))
+    base = steps.base(batch, 2, (0, 4))
+    steps.install(batch, base)
+    assert increment[1].segment_id not in steps.segments(4)
+    assert base[1].segment_id in steps.segments(4)
+
+
+def test_no_increment_where_bases_leave_a_gap_or_changes_reach_beyond(steps: Steps) -> None:
+    confirmed(steps, 2)
+    batch = steps.ref(1, 2)
+    assert not replay(steps, 2, (0, 4)).is_based
+    steps.install(batch, steps.base(batch, 1, (0, 2)))
+    assert not replay(steps, 2, (0, 4)).is_based, "key groups 2 and 3 have no base"
+    assert not replay(steps, 2, (0, 2)).is_based, "the changelog of 0 to 3 reaches beyond"
+    steps.install(batch, steps.base(batch, 1, (2, 4)))
+    assert replay(steps, 2, (0, 4)).is_based
+
+
+@pytest.mark.slow
+def test_live_segments_stay_bounded_over_an_hour_of_batches(steps: Steps) -> None:
+    """A batch every ten seconds, an increment every minute, bases every ten minutes."""
+    most = 0
+    for batch_id in range(360):
+        steps.whole_batch(1, batch_id)
+        if batch_id % 6 != 5:
+            continue
+        batch = steps.ref(1, batch_id)
+        is_full = batch_id % 60 == 5
+        kind = SegmentKind.KEYED_FULL if is_full else SegmentKind.KEYED_INCREMENT
+        for subtask, key_groups in enumerate([(0, 4), (4, 8)]):
+            changes = replay(steps, batch_id, key_groups).changes
+            made = steps.base(batch, batch_id, key_groups, kind)
+            work = partial(install, batch=batch, subtask=subtask, segments=[made])
+            steps.run(partial(work, replaced=None if is_full else changes))
+        steps.clean()
+        [[live]] = steps.sql(
+            "SELECT count(*) FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'"
+        )
+        most = max(most, live)
+    assert most <= 2 * (2 * 6 + 2 + 2), "changes since and before, bases, increments"

@@ -26,6 +26,7 @@ WRITTEN_BY_JOBS = {
     "physical_files",
     "segments",
     "directories",
+    "materializations",
 }
 VIEWS = [
     "v_jobs",
@@ -34,6 +35,7 @@ VIEWS = [
     "v_space_amplification",
     "v_native_comparison",
     "v_directories",
+    "v_materialization",
 ]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
@@ -103,6 +105,7 @@ def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.segment(rows.file())
     rows.checkpoint(1)
     rows.directory()
+    rows.materialization()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text, update
@@ -155,3 +157,25 @@ def test_native_comparison_counts_whole_batches_at_their_own_parallelism(rows: R
     assert (job["batches"], job["parallelism"], job["cairn_files"]) == (2, 32, 2)
     assert job["native_files"] == 2 * 2 + 2 * 32 + 4
     assert job["native_files_at_200"] == 2 * 400 + 4
+
+
+def test_materialization_shows_what_was_begun_and_written_last(rows: Rows) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    made: list[dict[str, Any]] = [
+        {"kind": "keyed_full", "size_bytes": 900},
+        {"kind": "keyed_increment", "size_bytes": 40},
+        {"error": "the store said no"},
+        {"kind": "keyed_increment", "size_bytes": 70},
+    ]
+    for minute, columns in enumerate(made):
+        began = start + timedelta(minutes=minute)
+        ended = began + timedelta(seconds=minute + 1)
+        rows.materialization(1, started_at=began, finished_at=ended, **columns)
+    rows.materialization(1, started_at=start + timedelta(minutes=9))
+    rows.segment(rows.file(), 30, subtask=1)
+    [found] = rows.view("v_materialization")
+    assert (found["started"], found["completed"], found["failed"]) == (5, 3, 1)
+    assert (found["last_full_bytes"], found["last_increment_bytes"]) == (900, 70)
+    assert found["last_duration_ms"] == 4000
+    assert (found["changelog_segments"], found["changelog_bytes"]) == (1, 30)
+    assert found["last_error"] == "the store said no"

@@ -14,6 +14,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
 from metastore.engine import dispose_engines, run_transaction
+from metastore.materializations import Materialized, record_end, record_start
 from metastore.runs import register_run
 from tests.metastore.steps import Steps
 
@@ -24,6 +25,7 @@ VIEWS = (
     "v_space_amplification",
     "v_native_comparison",
     "v_directories",
+    "v_materialization",
 )
 STATES = [StateDeclaration(name="count", kind="value", value_schema={"fields": []})]
 
@@ -61,7 +63,11 @@ def written(logins: dict[str, str], store: ObjectStore) -> Steps:
     job.whole_batch(run.epoch, 1)
     based = job.ref(run.epoch, 2)
     begun = job.begin(based)
-    job.install(based, job.base(based, begun.checkpoint_id - 1, (0, 8)))
+    made = uuid4()
+    job.run(lambda c: record_start(c, based, 0, made))
+    base = job.base(based, begun.checkpoint_id - 1, (0, 8))
+    job.install(based, base)
+    job.run(lambda c: record_end(c, made, Materialized.of([base[1]]), None))
     job.ack(based, begun.checkpoint_id, 0)
     second = job.register()
     for batch_id in (2, 3, 4, 5):

@@ -6,6 +6,7 @@ list and a map per key, so the right state after any number of files is a plain 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -290,6 +291,13 @@ def retained(url: str, job: str) -> dict[int, int]:
 def newest_state(url: str, job: str = "small") -> State:
     """Returns the state of the newest checkpoint that can be restored."""
     return read_state(url, job, max(retained(url, job)))
+
+
+def await_materialisation(settings: Settings) -> None:
+    """Returns when no process of the stream materialises any more."""
+    for file in Path(settings.local_dir).glob("*/tm/*/materialize-*.lock"):
+        with file.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def main(text: str) -> None:

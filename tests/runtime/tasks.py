@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from cairn.keygroups import KeyGroupRange, range_of
 from cairn.runtime.attempt import Attempt, Input
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.group_files import Request
-from cairn.runtime.materialize import materialize
+from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
 from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
 from cairn.segments.snapshot import snapshot
@@ -114,7 +115,8 @@ class Task:
         ):
             yield "restored"
             if self.materializes:
-                materialize(manager, store, batch, self.subtask, reader)
+                share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
+                materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
                 yield "materialised"
             overlay = Overlay(reader)
             self.write(overlay, self.plan.key_groups(self.subtask))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.runtime.materialize import is_due
+from cairn.runtime.materializer import is_due
 from metastore.batches import Clock
 
 INTERVAL_MS = 1000
@@ -13,12 +13,11 @@ PARALLELISM = 4
 
 
 def due(subtask: int, now_ms: int, base_ms: int | None, created_ms: int = 0) -> bool:
-    bases = {} if base_ms is None else {subtask: base_ms}
     return is_due(
-        Clock(now_ms, created_ms, bases),
+        Clock(now_ms, created_ms, {}),
+        base_ms or 0,
         subtask=subtask,
         parallelism=PARALLELISM,
-        start=subtask,
         interval_ms=INTERVAL_MS,
     )
 

@@ -22,6 +22,7 @@ from tests.runtime.streams import (
     Remember,
     Settings,
     WrongType,
+    await_materialisation,
     expected_state,
     newest_state,
     read_state,
@@ -40,6 +41,7 @@ def run(spark: SparkSession, settings: Settings, **more: Any) -> None:
     start(
         remembered(spark, settings, more.pop("processor", None)), settings, **more
     ).awaitTermination()
+    await_materialisation(settings)
 
 
 def scalar(url: str, statement: Any) -> Any:
@@ -91,7 +93,9 @@ def test_restart_with_another_parallelism_keeps_the_state(
 def test_materialisation_releases_the_changelog_and_cleanup_deletes_it(
     spark: SparkSession, stream: MakeStream
 ) -> None:
-    settings = stream(10, options={"cairn.changelog.periodic-materialize.interval": "1 ms"})
+    settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 ms"})
+    run(spark, settings)
+    write_source(Path(settings.source), 10)
     run(spark, settings)
     report = cleanup_job(settings.metastore, "small")
     assert report.deleted_files > 0

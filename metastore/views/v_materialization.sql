@@ -1,0 +1,42 @@
+-- Grain: one row per job and subtask that has begun a materialisation.
+-- Columns: job_id, job_name, subtask; started, completed, failed (counts; one that was killed is
+--   neither completed nor failed); last_duration_ms (of the last completed one); last_full_bytes,
+--   last_increment_bytes (what the last of each kind wrote); changelog_segments, changelog_bytes
+--   (what a restore replays on top of both); last_completed_at, last_error.
+-- Read by: dashboards. Flink's ChangelogMaterialization.* and ChangelogStateBackend.* by subtask.
+SELECT
+    m.job_id,
+    j.name AS job_name,
+    m.subtask,
+    count(*) AS started,
+    count(*) FILTER (WHERE m.finished_at IS NOT NULL AND m.error IS NULL) AS completed,
+    count(m.error) AS failed,
+    CAST(
+        (array_agg(round(extract(EPOCH FROM m.finished_at - m.started_at) * 1000)
+            ORDER BY m.started_at DESC)
+            FILTER (WHERE m.finished_at IS NOT NULL AND m.error IS NULL))[1] AS bigint
+    ) AS last_duration_ms,
+    (array_agg(m.size_bytes ORDER BY m.started_at DESC)
+        FILTER (WHERE m.kind = 'keyed_full'))[1] AS last_full_bytes,
+    (array_agg(m.size_bytes ORDER BY m.started_at DESC)
+        FILTER (WHERE m.kind = 'keyed_increment'))[1] AS last_increment_bytes,
+    coalesce(max(s.segments), 0) AS changelog_segments,
+    CAST(coalesce(max(s.bytes), 0) AS bigint) AS changelog_bytes,
+    max(m.finished_at) FILTER (WHERE m.error IS NULL) AS last_completed_at,
+    (array_agg(m.error ORDER BY m.started_at DESC) FILTER (WHERE m.error IS NOT NULL))[1]
+        AS last_error
+FROM cairn.materializations AS m
+JOIN cairn.jobs AS j ON j.job_id = m.job_id
+LEFT JOIN (
+    SELECT
+        segments.job_id,
+        segments.subtask,
+        count(*) AS segments,
+        sum(segments.size_bytes) AS bytes
+    FROM cairn.segments
+    WHERE segments.kind = 'changelog'
+      AND segments.status = 'LIVE'
+      AND segments.released_checkpoint IS NULL
+    GROUP BY segments.job_id, segments.subtask
+) AS s ON s.job_id = m.job_id AND s.subtask = m.subtask
+GROUP BY m.job_id, j.name, m.subtask
