@@ -101,6 +101,8 @@ class Task:
     write: Write
     materializes: bool = False
     store: ObjectStore | None = None
+    full_from_share: float | None = None
+    """See `materialize`; None: an increment wherever it may be in every other attempt."""
 
     def steps(self) -> Generator[str, None, None]:
         """Does the task's work, as `cairn.runtime.operator.run_task`; stops after each step."""
@@ -115,7 +117,9 @@ class Task:
         ):
             yield "restored"
             if self.materializes:
-                share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
+                share = self.full_from_share
+                if share is None:
+                    share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
                 materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
                 yield "materialised"
             overlay = Overlay(reader)

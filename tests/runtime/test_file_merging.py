@@ -33,7 +33,7 @@ from tests.runtime.tasks import (
 )
 
 SUBTASKS = 4
-OFF = {"cairn.file-merging.enabled": False}
+ALWAYS_FULL = -1.0
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Stream:
         self.attempts += 1
         batch = self.batches
         made = Task(self.plan, "executor", batch, subtask, self.attempts, remember(batch))
-        return replace(made, **changes)
+        return replace(made, **{"full_from_share": ALWAYS_FULL, **changes})
 
     def tasks(self, **changes: Any) -> list[Task]:
         return [self.task(subtask, **changes) for subtask in range(self.plan.parallelism)]
@@ -410,7 +410,7 @@ def test_merging_is_switched_over_restarts_and_other_parallelisms(
         if host_is_lost:
             stream.plan = on_host(plan, str(tmp_path / f"host-{run}"))
         for batch in range(3):
-            stream.batch(materializes=batch == 1 and run % 2 == 0)
+            stream.batch(materializes=batch == 1 and run % 2 == 0, full_from_share=None)
             stream.assert_whole()
         cleanup_job(stream.url, plan.job)
         stream.assert_whole()
