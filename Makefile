@@ -7,12 +7,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench test lint lock clean
+.PHONY: help setup demo up bench bench-merging test lint lock clean
 
 ##@ Use it
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Run the main job on real text and check every count (STORAGE=s3://bucket/prefix for S3)
 	@$(BIN)/python -m demo $(if $(STORAGE),--storage $(STORAGE))
@@ -22,6 +22,9 @@ up: $(READY) ## Keep the platform running until Ctrl-C: Postgres, Airflow, the s
 
 bench: $(READY) ## Measure Cairn beside native Spark, about an hour (BENCH_ARGS="--workload map --batches 2")
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-merging: $(READY) ## Count files with merging off, within and across checkpoints, beside native Spark
+	@$(BIN)/python -m benchmarks.merging $(BENCH_ARGS)
 
 ##@ Work on it
 setup: $(READY) ## Make .venv with every locked dependency

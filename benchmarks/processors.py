@@ -168,3 +168,39 @@ class Sessions(StatefulProcessor):
 
     def close(self) -> None:
         """Holds nothing that needs closing."""
+
+
+class WindowCount(StatefulProcessor):
+    """Counts the rows of a word in one tumbling window, until the watermark passes its end."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declares the count."""
+        self._handle = handle
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(
+        self,
+        key: Any,  # noqa: ANN401
+        rows: Iterator[Row],
+        timerValues: TimerValues,
+    ) -> Iterator[Row]:
+        """Adds the rows to the count."""
+        known = self._count.get()
+        if known is None:
+            self._handle.registerTimer(key[1])
+        self._count.update(((known[0] if known else 0) + sum(1 for _ in rows),))
+        return iter(())
+
+    def handleExpiredTimer(
+        self,
+        key: Any,  # noqa: ANN401
+        timerValues: TimerValues,
+        expiredTimerInfo: ExpiredTimerInfo,
+    ) -> Iterator[Row]:
+        """Yields the window's count and forgets it."""
+        known = self._count.get()
+        self._count.clear()
+        yield Row(word=key[0], window_end_ms=key[1], n=known[0] if known else 0)
+
+    def close(self) -> None:
+        """Holds nothing that needs closing."""

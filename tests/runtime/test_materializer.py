@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -17,10 +21,13 @@ from cairn.handles import SegmentHandle
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime import materializer
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.materializer import lock_file, start_if_due
+from cairn.runtime.materializer import Order, lock_file, start_if_due
+from cairn.storage import open_store
 from metastore.batches import Clock
 from metastore.checkpoints import segments_at
 from metastore.engine import run_transaction
+from tests.runtime.dying_materializer import STEPS
+from tests.runtime.streams import ROOT
 from tests.runtime.tasks import (
     EVERYTHING,
     QUERY,
@@ -191,3 +198,34 @@ def test_the_changelog_goes_with_the_materialisation(stream: Stream) -> None:
     live = stream.sql("SELECT kind FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'")
     assert sorted(map(str, live)) == ["changelog"] * 5 + ["keyed_full"]
     assert read_back(stream.plan, 8) == remembered(8)
+
+
+@pytest.mark.parametrize("kill_at", STEPS)
+def test_killed_at_any_step_it_loses_nothing_and_the_next_one_does_it(
+    stream: Stream, kill_at: str
+) -> None:
+    stream.run(3)
+    batch = stream.plan.batch(QUERY, 2)
+    order = Order(stream.plan, "one", batch, 0, DUE.now_ms)
+    died = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.dying_materializer", kill_at],
+        input=msgspec.msgpack.encode(order),
+        cwd=ROOT,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL
+    stream.run(1)
+    is_installed = kill_at in ("after install", "before end", "after end")
+    assert ("keyed_full" in stream.kinds(4)) == is_installed
+    assert read_back(stream.plan, 4) == remembered(4)
+    stream.materialize(at(10**6))
+    stream.run(1)
+    assert stream.kinds(5)[0] == "keyed_full"
+    assert read_back(stream.plan, 5) == remembered(5)
+    writing = stream.sql("SELECT path FROM cairn.physical_files WHERE status = 'WRITING'")
+    assert len(writing) == (
+        kill_at in ("after intent", "before put", "after put", "before install")
+    )
+    stored = {found.path for found in open_store(stream.plan.storage).list("")}
+    known = stream.sql("SELECT path FROM cairn.physical_files WHERE status <> 'DELETED'")
+    assert stored <= set(known)
