@@ -36,6 +36,11 @@ class Settings:
     metastore_timeout_ms: int = 60_000
     local_dir: str = platformdirs.user_cache_dir("cairn")
 
+    @property
+    def merges_files_across(self) -> bool:
+        """Whether files go on over checkpoints: merging is on, and across their boundary."""
+        return self.merging_enabled and self.merges_across_checkpoints
+
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Settings:
         """Returns settings from `cairn.…` keys.

@@ -23,9 +23,22 @@ _POLL_S = 0.002
 
 
 @dataclass(slots=True)
-class _Slot:
+class Slot:
+    """A place for one file at rest, which only its holder reads and changes."""
+
     record: Path
     file: OpenFile | None
+
+    def give_up(self) -> OpenFile | None:
+        """Keeps everybody from going on with the file at rest; returns it."""
+        file, self.file = self.file, None
+        self.record.unlink(missing_ok=True)
+        return file
+
+    def keep(self, file: OpenFile) -> None:
+        """Leaves a file, acknowledged up to its size, to be gone on with."""
+        write_whole(self.record, msgspec.msgpack.encode(file))
+        self.file = file
 
 
 class FilePool:
@@ -36,9 +49,9 @@ class FilePool:
         self._directory = manager.directory / "pool"
         self._size = settings.max_file_pool_size
         self._blocks = settings.pool_blocking
-        self._keeps = settings.merging_enabled and settings.merges_across_checkpoints
+        self._keeps = settings.merges_files_across
         self._held = held
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
 
     def take(self, wanted: int) -> None:
         """Takes free slots, up to `wanted` in all; a blocking pool waits for its first one.
@@ -70,8 +83,7 @@ class FilePool:
         """Keeps everybody from going on with a file."""
         for slot in self._slots.values():
             if slot.file == file:
-                slot.record.unlink(missing_ok=True)
-                slot.file = None
+                slot.give_up()
 
     def keep(self, files: Sequence[OpenFile]) -> None:
         """Leaves files, acknowledged up to their size, to be gone on with where a slot is free."""
@@ -79,8 +91,7 @@ class FilePool:
             return
         free = [slot for slot in self._slots.values() if slot.file is None]
         for slot, file in zip(free, files, strict=False):
-            write_whole(slot.record, msgspec.msgpack.encode(file))
-            slot.file = file
+            slot.keep(file)
 
     def _take_free(self, wanted: int) -> None:
         for number in range(self._size):
@@ -91,10 +102,29 @@ class FilePool:
                 lock.touch()
                 is_free = number not in self._slots and try_lock(lock, self._held)
             if is_free:
-                record = self._directory / f"{number}.open"
-                self._slots[number] = _Slot(record, self._read(record))
+                self._slots[number] = _open_slot(self._directory / f"{number}.open", self._keeps)
 
-    def _read(self, record: Path) -> OpenFile | None:
-        if not self._keeps or not record.exists():
+
+def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | None:
+    """Returns the place for a subtask's own file, until `held` closes.
+
+    None if files do not go on, or another process writes for the subtask.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    directory = manager.directory / "pool"
+    lock = directory / f"shared-{subtask}.lock"
+    if not manager.plan.settings.merges_files_across:
+        return None
+    with fenced_if_removed(lock):
+        lock.touch()
+        if not try_lock(lock, held):
             return None
-        return msgspec.msgpack.decode(record.read_bytes(), type=OpenFile)
+    return _open_slot(directory / f"shared-{subtask}.open", keeps=True)
+
+
+def _open_slot(record: Path, keeps: bool) -> Slot:
+    if not keeps or not record.exists():
+        return Slot(record, None)
+    return Slot(record, msgspec.msgpack.decode(record.read_bytes(), type=OpenFile))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import cairn.segments.format as segment_format
@@ -16,12 +17,14 @@ from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import exclusive_file, shared_file
 from cairn.runtime.executor import TaskManager
+from cairn.runtime.file_pool import Slot, shared_slot
 from cairn.runtime.increment import Row, net_changes, touched_by
 from cairn.runtime.local_store import LocalReader
-from cairn.runtime.merging import fill_files
+from cairn.runtime.merging import OpenFile, fill_files, is_full
 from cairn.runtime.physical_files import FileWrite, write_files
 from cairn.runtime.plan import RunPlan
 from cairn.segments.reader import read_segments
+from cairn.settings import Settings
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
 from metastore.acks import WrittenFile
@@ -78,17 +81,16 @@ def materialize(
         parts = chunks(reader, key_groups, CHUNK_BYTES)
     kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
     encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
-    written = [
-        segment
-        for file in fill_files(encoded, lambda segment: len(segment.data), plan.settings)
-        for segment in _write(manager, store, batch, subtask, kind, file, as_of)
-    ]
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: install(connection, batch, subtask, written, replaced),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"install the materialisation of subtask {subtask} of job {plan.job}",
-    )
+    with ExitStack() as held:
+        slot = shared_slot(manager, subtask, held)
+        written = _write_all(manager, store, batch, subtask, kind, encoded, as_of, slot)
+        run_transaction(
+            plan.metastore_url,
+            lambda connection: install(connection, batch, subtask, written, replaced),
+            timeout_ms=plan.settings.metastore_timeout_ms,
+            what=f"install the materialisation of subtask {subtask} of job {plan.job}",
+        )
+        _leave_open(slot, subtask, written[-1][0], plan.settings)
     return Materialized.of([handle for _, handle in written])
 
 
@@ -166,6 +168,30 @@ def _encode(
     return Encoded(chunk.key_groups, len(changes), data)
 
 
+def _write_all(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    kind: SegmentKind,
+    segments: Iterable[Encoded],
+    as_of_checkpoint: int,
+    slot: Slot | None,
+) -> list[tuple[WrittenFile, SegmentHandle]]:
+    """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
+    goes_on = slot.give_up() if slot is not None else None
+    written: list[tuple[WrittenFile, SegmentHandle]] = []
+    for file in fill_files(segments, lambda s: len(s.data), manager.plan.settings, goes_on):
+        written += _write(manager, store, batch, subtask, kind, file, as_of_checkpoint, goes_on)
+        goes_on = None
+    return written
+
+
+def _leave_open(slot: Slot | None, subtask: int, last: WrittenFile, settings: Settings) -> None:
+    if slot is not None and not is_full(last.size_bytes, settings):
+        slot.keep(OpenFile(last.file_id, last.path, last.size_bytes, frozenset({subtask})))
+
+
 def _write(
     manager: TaskManager,
     store: ObjectStore,
@@ -174,19 +200,22 @@ def _write(
     kind: SegmentKind,
     segments: Sequence[Encoded],
     as_of_checkpoint: int,
+    goes_on: OpenFile | None,
 ) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
-    """Writes one file; yields each of its segments with it."""
+    """Writes one file, or the end of one; yields each of its segments with it."""
     plan = manager.plan
-    file_id = str(uuid.uuid4())
     directory = plan.shared_directory(subtask) if plan.settings.merging_enabled else None
-    if directory is not None:
+    offset = 0
+    file_id = str(uuid.uuid4())
+    if goes_on is not None:
+        file_id, path, offset = goes_on.file_id, goes_on.path, goes_on.size_bytes
+    elif directory is not None:
         path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
     else:
         path = exclusive_file(plan.job_id, as_of_checkpoint, subtask, file_id)
-    write = FileWrite(file_id, path, 0, lambda: [segment.data for segment in segments])
+    write = FileWrite(file_id, path, offset, lambda: [segment.data for segment in segments])
     write_files(manager, store, batch, Scope.SHARED, [write], claim=directory)
-    written = WrittenFile(file_id, path, sum(len(segment.data) for segment in segments))
-    offset = 0
+    written = WrittenFile(file_id, path, offset + sum(len(segment.data) for segment in segments))
     for segment in segments:
         handle = SegmentHandle(
             str(uuid.uuid4()),

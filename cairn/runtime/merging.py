@@ -73,14 +73,18 @@ def is_full(size_bytes: int, settings: Settings) -> bool:
 
 
 def fill_files(
-    segments: Iterable[T], size_bytes: Callable[[T], int], settings: Settings
+    segments: Iterable[T],
+    size_bytes: Callable[[T], int],
+    settings: Settings,
+    goes_on: OpenFile | None = None,
 ) -> Iterator[list[T]]:
     """Yields one subtask's segments by file, each as soon as its file is full.
 
-    The same files as `plan_files` makes of them, without holding more than one file's segments.
+    The same files as `plan_files` makes of them, without holding more than one file's segments. The
+    first is the rest of the open file, if there is one.
     """
     file: list[T] = []
-    file_bytes = 0
+    file_bytes = goes_on.size_bytes if goes_on else 0
     for segment in segments:
         file.append(segment)
         file_bytes += size_bytes(segment)

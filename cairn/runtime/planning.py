@@ -155,9 +155,7 @@ def check_storage(job: Job) -> None:
     """
     store = open_store(job.storage)
     store.check_writable()
-    settings = job.settings
-    across = settings.merging_enabled and settings.merges_across_checkpoints
-    if across and not store.can_append():
+    if job.settings.merges_files_across and not store.can_append():
         raise BadInputError(
             "cairn.file-merging.across-checkpoint-boundary is true, but storage "
             f"{store.url} shows the bytes of a file only once it is closed: a checkpoint could "

@@ -102,6 +102,48 @@ def test_so_many_subtasks_share_a_file_over_all_checkpoints(stream: Stream) -> N
     stream.assert_whole()
 
 
+def shared(stream: Stream) -> list[tuple[str, int, int]]:
+    return [found for found in files(stream.plan) if found[0].startswith("shared/")]
+
+
+def test_materialisations_go_on_with_one_file_a_subtask(stream: Stream) -> None:
+    stream.batch()
+    store = CountingStore(stream.storage)
+    for times in range(1, 4):
+        stream.batch(materializes=True, store=store)
+        assert [path.split("/")[1] for path, _, _ in shared(stream)] == [
+            "subtask-0-2",
+            "subtask-1-2",
+        ]
+        segments = rows(
+            stream.plan, "SELECT count(*) FROM cairn.segments WHERE kind <> 'changelog'"
+        )
+        assert segments == [2 * times]
+        stream.assert_whole()
+    assert store.requests.count("put") == 2
+    clean(stream)
+    stream.assert_whole()
+
+
+def test_a_failed_materialisation_gives_its_file_up_and_the_next_writes_a_new_one(
+    stream: Stream,
+) -> None:
+    stream.batch()
+    stream.batch(materializes=True)
+    before = shared(stream)
+    store = TearingStore(stream.storage, written_bytes=10)
+    with pytest.raises(StorageError, match="the disk is full"):
+        stream.task(0, materializes=True, store=store).run()
+    assert shared(stream) == before
+    stream.batch(materializes=True)
+    after = shared(stream)
+    assert len(after) == 3
+    [torn] = [found for found in after if found in before]
+    assert torn[0].startswith("shared/subtask-0-2/"), "the other one went on"
+    stream.batch()
+    stream.assert_whole(may_be_torn=True)
+
+
 def test_a_newer_run_goes_on_with_no_file_of_an_older_one(stream: Stream) -> None:
     stream.batch()
     before = files(stream.plan)

@@ -109,6 +109,12 @@ def test_files_of_one_subtask_filled_one_by_one_are_those_of_the_plan(
     assert filled == [[given_sizes[place] for place in file.pieces] for file in planned]
 
 
+def test_an_open_file_is_filled_first() -> None:
+    settings = replace(ON, max_file_bytes=100)
+    rest = OpenFile("rest", "r", 70, frozenset({0}))
+    assert list(fill_files([20, 20, 90, 5, 5], int, settings, rest)) == [[20, 20], [90, 5, 5]]
+
+
 @pytest.mark.parametrize("settings", [ON, OFF])
 def test_nothing_to_write_is_no_file(settings: Settings) -> None:
     assert plan_files([], settings) == []
