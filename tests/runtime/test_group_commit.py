@@ -149,8 +149,17 @@ def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
     assert len(rows(plan, "SELECT DISTINCT acked_at FROM cairn.subtask_acks")) == 1
 
 
-@pytest.mark.parametrize("kill_at", KILLS)
-def test_the_others_finish_when_the_holder_is_killed(plan: RunPlan, kill_at: str) -> None:
+@pytest.mark.parametrize(
+    ("kill_at", "merges"),
+    [
+        *((kill_at, True) for kill_at in KILLS),
+        *((f"{when} {what}", False) for what in ("put", "COMMIT") for when in ("before", "after")),
+    ],
+)
+def test_the_others_finish_when_the_holder_is_killed(
+    plan: RunPlan, kill_at: str, merges: bool
+) -> None:
+    plan = replace(plan, settings=replace(plan.settings, merging_enabled=merges))
     with processes(plan, kill_at) as started:
         holder, *others = started
         holder.go()
