@@ -248,8 +248,12 @@ class Directory(Base):
     """One row per directory of a job: one subtask's of a parallelism, or one task manager's."""
 
     __tablename__ = "directories"
-    __table_args__ = (one_of("status", DirectoryStatus), one_of("scope", Scope))
-    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
+        one_of("status", DirectoryStatus),
+        one_of("scope", Scope),
+    )
+    job_id: Mapped[str] = mapped_column(primary_key=True)
     path: Mapped[str] = mapped_column(primary_key=True)
     scope: Mapped[Scope] = mapped_column(enum_of(Scope))
     subtask: Mapped[int | None]

@@ -212,12 +212,16 @@ class MeetingStore(CountingStore):
         self.barrier = threading.Barrier(parties)
         self.writing = self.most = 0
         self.changing = threading.Lock()
+        self.crowded = threading.Event()
 
     def put(self, path: str, parts: Any) -> None:
         with self.changing:
             self.writing += 1
             self.most = max(self.most, self.writing)
+            if self.writing > self.barrier.parties:
+                self.crowded.set()
         self.barrier.wait(timeout=20)
+        self.crowded.wait(timeout=0.05)  # for one that should not come
         super().put(path, parts)
         with self.changing:
             self.writing -= 1

@@ -159,7 +159,10 @@ def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
 def test_the_others_finish_when_the_holder_is_killed(
     plan: RunPlan, kill_at: str, merges: bool
 ) -> None:
-    plan = replace(plan, settings=replace(plan.settings, merging_enabled=merges))
+    settings = replace(plan.settings, merging_enabled=merges)
+    if not merges:  # so that they would wait for the dead one's slot
+        settings = replace(settings, pool_blocking=True, max_file_pool_size=1)
+    plan = replace(plan, settings=settings)
     with processes(plan, kill_at) as started:
         holder, *others = started
         holder.go()

@@ -156,7 +156,9 @@ def _directories() -> None:
             "scope IN ('shared', 'taskmanager')", name=op.f("ck_directories__scope_known")
         ),
         sa.ForeignKeyConstraint(
-            ["job_id"], ["cairn.jobs.job_id"], name=op.f("fk_directories__job_id")
+            ["job_id", "epoch"],
+            ["cairn.runs.job_id", "cairn.runs.epoch"],
+            name=op.f("fk_directories__job_id_epoch"),
         ),
         sa.PrimaryKeyConstraint("job_id", "path", name=op.f("pk_directories")),
         schema="cairn",
