@@ -31,11 +31,13 @@ class SlowS3:
     Attributes:
         delay_ms: how long each request waits.
         arrived_s: when each came, in seconds since the epoch.
+        gates: what the next writes wait for, one each, before their bytes land.
     """
 
     def __init__(self) -> None:
         self.delay_ms = 0
         self.arrived_s: list[float] = []
+        self.gates: list[threading.Event] = []
         self._environment: dict[str, str] = {}
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(
@@ -74,6 +76,8 @@ class SlowS3:
     ) -> Iterable[bytes]:
         self.arrived_s.append(time.time())
         time.sleep(self.delay_ms / 1000)
+        if environ["REQUEST_METHOD"] == "PUT" and self.gates:
+            self.gates.pop(0).wait()
         answer: Iterable[bytes] = self._moto(environ, start_response)
         return answer
 

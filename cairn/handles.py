@@ -17,6 +17,8 @@ class SegmentKind(StrEnum):
     """The whole keyed state of some key groups as of one checkpoint (a materialisation)."""
     KEYED_INCREMENT = "keyed_increment"
     """What of it has changed since the bases, as of one checkpoint."""
+    MANIFEST = "manifest"
+    """All handles of one checkpoint (`cairn.manifest`): no state, so no restore replays it."""
 
 
 class Scope(StrEnum):
@@ -26,6 +28,15 @@ class Scope(StrEnum):
     """Merged within one subtask; may serve many checkpoints."""
     TASK_MANAGER = "taskmanager"
     """Merged across the subtasks of one executor."""
+
+
+class PinKind(StrEnum):
+    """Why a checkpoint stays beyond those that are retained."""
+
+    PIN = "pin"
+    """Somebody reads it or goes back to it."""
+    SAVEPOINT = "savepoint"
+    """Another job may be started from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)

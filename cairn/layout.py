@@ -37,6 +37,26 @@ def exclusive_file(job_id: str, checkpoint_id: int, subtask: int, file_id: str) 
     return f"{job_id}/exclusive/{checkpoint_id}-{subtask}-{file_id}.seg"
 
 
+def manifest_file(job_id: str, checkpoint_id: int) -> str:
+    """Returns the path of a checkpoint's manifest."""
+    return f"{job_id}/chk-{checkpoint_id}/_metadata"
+
+
+def split_manifest_path(path: str) -> tuple[str, str, int] | None:
+    """Returns what comes before the job's root, the job id and the checkpoint of a manifest.
+
+    None for a path or URL of something else. What comes before is empty below a job's storage.
+    """
+    match = re.fullmatch(r"(?:(.*)/)?([^/]+)/chk-(\d+)/_metadata", path)
+    return match and (match[1] or "", match[2], int(match[3]))
+
+
+def epoch_of(path: str) -> int | None:
+    """Returns the run whose task manager a path belongs to; None for other paths."""
+    match = re.fullmatch(r"[^/]+/taskmanager-owned/(\d+)-[^/]+/[^/]+", path)
+    return int(match[1]) if match else None
+
+
 def owns(job_id: str, path: str) -> bool:
     """Tells whether a path lies under the job's own root, and only there."""
     parts = path.split("/")

@@ -11,6 +11,9 @@ import platformdirs
 
 from cairn.errors import BadInputError
 
+ADAPTIVE = "adaptive"
+"""The value of a duration that Cairn finds out by itself."""
+
 _UNIT_BYTES = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _UNIT_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -21,6 +24,7 @@ class Settings:
 
     max_parallelism: int = 128
     num_retained: int = 3
+    manifest_interval: int = 0
     materialize_enabled: bool = True
     materialize_interval_ms: int = 600_000
     materialize_max_failures: int = 3
@@ -31,6 +35,13 @@ class Settings:
     pool_blocking: bool = False
     max_file_pool_size: int = 4
     max_subtasks_per_file: int = 0
+    upload_threads: int = 5
+    upload_in_flight_bytes: int = 100 << 20
+    upload_retry_policy: str = "fixed"
+    upload_timeout_ms: int | None = None
+    """None: adaptive."""
+    upload_max_attempts: int = 3
+    upload_next_attempt_delay_ms: int = 500
     heartbeat_enabled: bool = False
     task_memory_bytes: int = 128 << 20
     metastore_timeout_ms: int = 60_000
@@ -66,7 +77,7 @@ class Settings:
         names = {field: key for key, (field, _, _) in OPTIONS.items()}
         units = {"ms": " ms", "bytes": " b"}
         return {
-            names[f.name]: f"{value}{unit}" if unit else value
+            names[f.name]: ADAPTIVE if value is None else f"{value}{unit}" if unit else value
             for f in fields(self)
             for value in [getattr(self, f.name)]
             for unit in [units.get(f.name.rsplit("_", 1)[1])]
@@ -121,6 +132,19 @@ def _duration_ms(lowest_ms: int) -> Callable[[object], int]:
     return parse
 
 
+def _adaptive_or_ms(value: object) -> int | None:
+    return None if value == ADAPTIVE else _duration_ms(1)(value)
+
+
+def _one_of(*words: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if value not in words:
+            raise ValueError(value)
+        return str(value)
+
+    return parse
+
+
 def _switch(value: object) -> bool:
     words = {"true": True, "false": False}
     if isinstance(value, bool):
@@ -137,10 +161,12 @@ def _directory(value: object) -> str:
 
 
 _DURATION = "a duration such as '500 ms', '10 s', '5 min'"
+_SIZE = "a size such as '64 mb', '1 gb'"
 
 OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
     "cairn.max-parallelism": ("max_parallelism", _whole(1, 32768), "1 to 32768"),
     "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
+    "cairn.manifest-interval": ("manifest_interval", _whole(0, 1_000_000), "0 to 1000000"),
     "cairn.changelog.periodic-materialize.enabled": (
         "materialize_enabled",
         _switch,
@@ -175,11 +201,33 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         _whole(0, 32768),
         "0 to 32768",
     ),
+    "cairn.changelog.dstl.upload.num-threads": ("upload_threads", _whole(1, 100), "1 to 100"),
+    "cairn.changelog.dstl.upload.max-in-flight": (
+        "upload_in_flight_bytes",
+        _size_bytes(1 << 10),
+        f"{_SIZE}, at least 1 kb",
+    ),
+    "cairn.changelog.dstl.upload.retry-policy": (
+        "upload_retry_policy",
+        _one_of("fixed", "none"),
+        "fixed or none",
+    ),
+    "cairn.changelog.dstl.upload.timeout": (
+        "upload_timeout_ms",
+        _adaptive_or_ms,
+        f"{ADAPTIVE} or {_DURATION}, at least 1 ms",
+    ),
+    "cairn.changelog.dstl.upload.max-attempts": ("upload_max_attempts", _whole(1, 100), "1 to 100"),
+    "cairn.changelog.dstl.upload.next-attempt-delay": (
+        "upload_next_attempt_delay_ms",
+        _duration_ms(0),
+        _DURATION,
+    ),
     "cairn.heartbeat.enabled": ("heartbeat_enabled", _switch, "true or false"),
     "cairn.task.memory-size": (
         "task_memory_bytes",
         _size_bytes(1 << 10),
-        "a size such as '64 mb', '1 gb', at least 1 kb",
+        f"{_SIZE}, at least 1 kb",
     ),
     "cairn.metastore.timeout": (
         "metastore_timeout_ms",

@@ -1,13 +1,14 @@
 """Frees what no checkpoint of a job needs any more.
 
-For each job: checkpoints older than the newest `cairn.num-retained` become SUBSUMED, segments that
-only those needed die, files without a live segment are condemned, and their objects are deleted
-from storage.
+For each job: checkpoints older than the newest `cairn.num-retained` and not pinned become SUBSUMED,
+segments that only those needed die, files without a live segment are condemned, and their objects
+are deleted from storage.
 
-**It never** touches one of the newest retained checkpoints or one in progress, a segment that such
-a checkpoint or the next one needs, a file that a running job may still be writing, or an object
-outside the job's own directory. Nothing is deleted without a row in `cairn.deletions` that was
-committed before. It does not find orphans: objects that the metastore does not know.
+**It never** touches one of the newest retained checkpoints, a pinned one or one in progress, a
+segment that such a checkpoint or the next one needs, a file that a running job may still be
+writing, or an object outside the job's own directory. Nothing is deleted without a row in
+`cairn.deletions` that was committed before. It does not find orphans: objects that the metastore
+does not know.
 
 It may run at any time, beside the jobs, twice at once, and again after a crash: it goes on from
 where the last one stopped. Every 10 minutes, because a round is a few short queries a job, and

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
     BigInteger,
     Connection,
     Uuid,
@@ -39,6 +40,7 @@ from metastore.models import (
     SubtaskAck,
 )
 from metastore.runs import refuse_second_query
+from metastore.uploads import UploadStats, record_uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,17 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class IntendedFile:
-    """A physical file that is about to be written; `path` is its key below the job's storage."""
+    """A physical file that is about to be written; `path` is its key below the job's storage.
+
+    `batch_id` is the batch whose acks alone may seal it, if that is so. `retry_of` is the file of
+    the first request, if this is another one for the same bytes.
+    """
 
     file_id: str
     path: str
     scope: Scope
+    batch_id: int | None = None
+    retry_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,6 @@ class WrittenFile:
     """A physical file whose bytes are durable up to `size_bytes`, its end."""
 
     file_id: str
-    path: str
     size_bytes: int
 
 
@@ -114,6 +121,8 @@ def _add_files(
             "epoch": epoch,
             "path": file.path,
             "scope": file.scope,
+            "batch_id": file.batch_id,
+            "retry_of": UUID(file.retry_of) if file.retry_of else None,
         }
         for file in files
     ]
@@ -147,14 +156,16 @@ def acknowledge(
     checkpoint_id: int,
     tm_id: str,
     acks: Sequence[Ack],
-    files: Sequence[WrittenFile],
+    files: Mapping[str, WrittenFile],
+    uploads: Sequence[UploadStats] = (),
 ) -> None:
     """Seals a group's files, adds their segments and acks, and completes the checkpoint if whole.
 
-    Each segment is in the one of `files` that has its path. A later attempt of a subtask replaces
-    an earlier one's ack and kills its segment; an ack that is older than the one recorded is passed
-    over; one that is already recorded changes nothing.
-    The first ack ever binds the job to its query.
+    `files` are by the path that their segments have. A later attempt of a subtask replaces an
+    earlier one's ack and kills its segment; an ack that is older than the one recorded is passed
+    over; one that is already recorded changes nothing. The first ack ever binds the job to its
+    query. `uploads` is what writing the files was like; it is recorded as part of a statement that
+    is needed anyway.
 
     Raises:
         FencedError: the checkpoint is no longer open to this run, or a file was condemned.
@@ -173,12 +184,18 @@ def acknowledge(
             checkpoint=checkpoint_id,
         )
     winners = _winners(connection, batch.job_id, checkpoint_id, acks)
-    seal_files(connection, batch, files)
-    segments = [(ack.subtask, ack.segment) for ack in winners if ack.segment is not None]
-    add_segments(connection, batch.job_id, files, segments)
+    seal_files(connection, batch, list(files.values()))
+    segments = [
+        (files[ack.segment.path].file_id, ack.subtask, ack.segment)
+        for ack in winners
+        if ack.segment is not None
+    ]
+    if segments:
+        place_segments(connection, batch.job_id, segments)
     if winners:
         _record_acks(connection, batch.job_id, checkpoint_id, tm_id, winners)
-    _complete(connection, batch.job_id, checkpoint_id)
+    recorded = record_uploads(batch.job_id, checkpoint_id, tm_id, uploads) if uploads else None
+    _complete(connection, batch.job_id, checkpoint_id, recorded)
 
 
 def _bind_query(connection: Connection, batch: BatchRef) -> None:
@@ -287,21 +304,22 @@ def _require_sealed(connection: Connection, batch: BatchRef, sizes: Mapping[UUID
 def add_segments(
     connection: Connection,
     job_id: str,
-    files: Sequence[WrittenFile],
+    file_id: str,
     segments: Sequence[tuple[int, SegmentHandle]],
 ) -> None:
-    """Inserts segments, each with its subtask, into sealed files; known ids are passed over.
+    """Inserts segments, each with its subtask, into a sealed file; known ids are passed over."""
+    place_segments(connection, job_id, [(file_id, *segment) for segment in segments])
 
-    A segment's file is the one of its path.
-    """
-    if not segments:
-        return
-    file_ids = {file.path: UUID(file.file_id) for file in files}
+
+def place_segments(
+    connection: Connection, job_id: str, segments: Sequence[tuple[str, int, SegmentHandle]]
+) -> None:
+    """Inserts segments, each with its sealed file's id and its subtask, in one statement."""
     rows = [
         {
             "segment_id": UUID(handle.segment_id),
             "job_id": job_id,
-            "file_id": file_ids[handle.path],
+            "file_id": UUID(file_id),
             "kind": handle.kind,
             "subtask": subtask,
             "key_groups": Range(handle.key_groups.start, handle.key_groups.end),
@@ -311,8 +329,9 @@ def add_segments(
             "entries": handle.entries,
             "first_checkpoint": handle.first_checkpoint,
             "as_of_checkpoint": handle.as_of_checkpoint,
+            "released_checkpoint": handle.released_checkpoint,
         }
-        for subtask, handle in segments
+        for file_id, subtask, handle in segments
     ]
     connection.execute(
         insert(Segment).values(rows).on_conflict_do_nothing(index_elements=[Segment.segment_id])
@@ -358,14 +377,16 @@ def _record_acks(
     )
 
 
-def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
+def _complete(
+    connection: Connection, job_id: str, checkpoint_id: int, recorded: CTE | None
+) -> None:
     acked = (
         select(func.count())
         .select_from(SubtaskAck)
         .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
         .scalar_subquery()
     )
-    connection.execute(
+    complete = (
         update(Checkpoint)
         .where(
             Checkpoint.job_id == job_id,
@@ -375,3 +396,4 @@ def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
         )
         .values(status=CheckpointStatus.COMPLETED, completed_at=func.now())
     )
+    connection.execute(complete if recorded is None else complete.add_cte(recorded))

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import Range
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
-from metastore.acks import WrittenFile, add_segments, seal_files
+from metastore.acks import WrittenFile, place_segments, seal_files
 from metastore.batches import BatchRef
 from metastore.checkpoints import HANDLE_COLUMNS, handle_of, lineage_of, replay_order
 from metastore.models import Job, PhysicalFile, Segment, SegmentStatus
@@ -102,8 +102,11 @@ def install(
     files = list({file.file_id: file for file, _ in segments}.values())
     seal_files(connection, batch, files)
     first = job.next_checkpoint_id
-    handles = [dataclasses.replace(handle, first_checkpoint=first) for _, handle in segments]
-    add_segments(connection, batch.job_id, files, [(subtask, handle) for handle in handles])
+    placed = [
+        (file.file_id, subtask, dataclasses.replace(handle, first_checkpoint=first))
+        for file, handle in segments
+    ]
+    place_segments(connection, batch.job_id, placed)
     if replaced is None:
         _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
     else:

@@ -41,6 +41,8 @@ from metastore.times import CheckpointTimes, next_times, times_of
 
 _BEFORE, _RUN_BEFORE = aliased(Checkpoint), aliased(Run)  # each costs a millisecond to make
 OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
+ADOPTED_BATCH = -1
+"""The batch of the checkpoint that a restored job starts from, before any query's batch 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
     previous = connection.execute(
         select(Checkpoint.__table__)
         .where(
-            of_query,
+            of_query if batch.batch_id > 0 else Checkpoint.job_id == batch.job_id,
             Checkpoint.batch_id == batch.batch_id - 1,
             Checkpoint.status != CheckpointStatus.ABORTED,
         )
@@ -191,13 +193,7 @@ def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
     if previous is None:
         if batch.batch_id == 0:
             return None
-        raise RefusedError(
-            f"Spark begins batch {batch.batch_id}, but the metastore has no checkpoint of batch "
-            f"{batch.batch_id - 1}: the job is new here, or that batch never ran the stateful "
-            "operator. Use the metastore that the query ran with, run every batch's plan in "
-            "foreachBatch, or start over with a new checkpointLocation",
-            job=batch.job,
-        )
+        raise _no_parent(batch, passed)
     if previous.status == CheckpointStatus.IN_PROGRESS:
         raise _hole(connection, batch, previous)
     if previous.status == CheckpointStatus.COMPLETED:
@@ -210,6 +206,28 @@ def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
             .values(status=CheckpointStatus.CONFIRMED, confirmed_at=func.now())
         )
     return int(previous.checkpoint_id)
+
+
+def _no_parent(batch: BatchRef, passed: int | None) -> RefusedError:
+    found = (
+        f"Spark begins batch {batch.batch_id}, but the metastore has no checkpoint of batch "
+        f"{batch.batch_id - 1}"
+    )
+    if passed is None:
+        return RefusedError(
+            f"{found}: the job is new here, or that batch never ran the stateful operator. Use the "
+            "metastore that the query ran with, run every batch's plan in foreachBatch, or start "
+            "over with a new checkpointLocation",
+            job=batch.job,
+        )
+    return RefusedError(
+        f"{found}; the newest is of batch {passed}. If the metastore was rebuilt, or is a backup, "
+        f"let Spark run the batches after it again: stop the query, and delete the files above "
+        f"{passed} in the checkpointLocation's commits and above {passed + 1} in its offsets. Or "
+        "start a new job with restore_from and a new checkpointLocation. If it is neither, run "
+        "every batch's plan in foreachBatch",
+        job=batch.job,
+    )
 
 
 def _hole(connection: Connection, batch: BatchRef, previous: Row[*tuple[Any, ...]]) -> RefusedError:

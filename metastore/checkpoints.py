@@ -46,17 +46,25 @@ def segments_at(
         select(*HANDLE_COLUMNS)
         .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
         .where(
-            Segment.job_id == job_id,
-            Segment.status == SegmentStatus.LIVE,
-            Segment.first_checkpoint <= checkpoint_id,
-            or_(
-                Segment.released_checkpoint.is_(None),
-                Segment.released_checkpoint > checkpoint_id,
-            ),
+            state_of(job_id, checkpoint_id),
             Segment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
         )
     )
     return sorted(map(handle_of, rows), key=replay_order)
+
+
+def state_of(job_id: str, checkpoint_id: int) -> ColumnElement[bool]:
+    """Returns the condition that a segment is part of a checkpoint's state."""
+    return and_(
+        Segment.job_id == job_id,
+        Segment.status == SegmentStatus.LIVE,
+        Segment.kind != SegmentKind.MANIFEST,
+        Segment.first_checkpoint <= checkpoint_id,
+        or_(
+            Segment.released_checkpoint.is_(None),
+            Segment.released_checkpoint > checkpoint_id,
+        ),
+    )
 
 
 def current_epoch(connection: Connection, job_id: str) -> int:

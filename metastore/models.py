@@ -7,8 +7,7 @@ Tables carry no behaviour: transactions are in `metastore.runs`, `metastore.chec
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -16,87 +15,49 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    MetaData,
     SmallInteger,
     UniqueConstraint,
     func,
     text,
 )
 from sqlalchemy.dialects.postgresql import Range
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-from cairn.handles import Scope, SegmentKind
-from metastore.columns import NAMES, TYPES, enum_of, one_of
+from cairn.handles import PinKind, Scope, SegmentKind
+from metastore.columns import SCHEMA, Base, enum_of, one_of
+from metastore.observations import Materialization, UploadStat
+from metastore.statuses import (
+    CheckpointStatus,
+    DirectoryStatus,
+    FileStatus,
+    MaintenanceStatus,
+    SegmentStatus,
+    StateKind,
+)
 
-SCHEMA = "cairn"
-
-
-class CheckpointStatus(StrEnum):
-    """IN_PROGRESS → COMPLETED → CONFIRMED → SUBSUMED; IN_PROGRESS, COMPLETED → ABORTED."""
-
-    IN_PROGRESS = "IN_PROGRESS"
-    """Some subtasks have not acknowledged."""
-    COMPLETED = "COMPLETED"
-    """All subtasks have; Spark may still replay the batch."""
-    CONFIRMED = "CONFIRMED"
-    """Spark has committed the batch, which the start of the next one proves."""
-    SUBSUMED = "SUBSUMED"
-    """Older than every retained checkpoint."""
-    ABORTED = "ABORTED"
-    """A newer run took its batch again."""
-
-
-class FileStatus(StrEnum):
-    """WRITING → SEALED → CONDEMNED → DELETED; WRITING → CONDEMNED."""
-
-    WRITING = "WRITING"
-    """The write intent, committed before the first byte."""
-    SEALED = "SEALED"
-    """Whole and durable up to its size, which may grow."""
-    CONDEMNED = "CONDEMNED"
-    """Holds nothing that any checkpoint needs; to be deleted."""
-    DELETED = "DELETED"
-
-
-class DirectoryStatus(StrEnum):
-    """CLAIMED → UNCLAIMED → DELETED; UNCLAIMED, DELETED → CLAIMED."""
-
-    CLAIMED = "CLAIMED"
-    """A run writes to it, or one that restarts may."""
-    UNCLAIMED = "UNCLAIMED"
-    """No run does any more; goes once its files have."""
-    DELETED = "DELETED"
-
-
-class SegmentStatus(StrEnum):
-    """LIVE → DEAD."""
-
-    LIVE = "LIVE"
-    """Some retained or future checkpoint needs it."""
-    DEAD = "DEAD"
-
-
-class MaintenanceStatus(StrEnum):
-    """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
-
-    PLANNED = "PLANNED"
-    APPLIED = "APPLIED"
-    FAILED = "FAILED"
-
-
-class StateKind(StrEnum):
-    """The three kinds of state variable."""
-
-    VALUE = "value"
-    LIST = "list"
-    MAP = "map"
-
-
-class Base(DeclarativeBase):
-    """Declarative base of the schema `cairn`."""
-
-    metadata = MetaData(schema=SCHEMA, naming_convention=NAMES)
-    type_annotation_map: ClassVar = TYPES
+__all__ = [
+    "SCHEMA",
+    "Base",
+    "Checkpoint",
+    "CheckpointStatus",
+    "Deletion",
+    "Directory",
+    "DirectoryStatus",
+    "FileStatus",
+    "Job",
+    "MaintenanceRun",
+    "MaintenanceStatus",
+    "Materialization",
+    "PhysicalFile",
+    "Pin",
+    "Run",
+    "Segment",
+    "SegmentStatus",
+    "StateKind",
+    "StateVariable",
+    "SubtaskAck",
+    "UploadStat",
+]
 
 
 class Job(Base):
@@ -209,6 +170,26 @@ class Checkpoint(Base):
     """When it was subsumed or aborted."""
 
 
+class Pin(Base):
+    """One row per pin of a checkpoint, removed ones too: while it is open the checkpoint stays."""
+
+    __tablename__ = "pins"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
+        ),
+        Index(None, "job_id", "checkpoint_id", postgresql_where=text("removed_at IS NULL")),
+        one_of("kind", PinKind),
+    )
+    pin_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    checkpoint_id: Mapped[int]
+    kind: Mapped[PinKind] = mapped_column(enum_of(PinKind))
+    name: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    removed_at: Mapped[datetime | None]
+
+
 class PhysicalFile(Base):
     """One row per object ever intended for storage; `path` is its key below the job's storage."""
 
@@ -222,6 +203,7 @@ class PhysicalFile(Base):
             "file_id",
             postgresql_where=text("status <> 'DELETED'"),
         ),
+        Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
         one_of("status", FileStatus),
         one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
@@ -231,6 +213,10 @@ class PhysicalFile(Base):
     epoch: Mapped[int]
     path: Mapped[str]
     scope: Mapped[Scope] = mapped_column(enum_of(Scope))
+    batch_id: Mapped[int | None]
+    """The batch whose acks alone may seal it; null: there is none."""
+    retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("cairn.physical_files.file_id"))
+    """The file of the first request for the same bytes; null: it is the first."""
     status: Mapped[FileStatus] = mapped_column(
         enum_of(FileStatus), server_default=FileStatus.WRITING
     )
@@ -336,31 +322,6 @@ class SubtaskAck(Base):
     restore_ms: Mapped[int]
     """How long the subtask took to bring its local state to the parent."""
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class Materialization(Base):
-    """One row per materialisation that a process of a job has begun, for metrics."""
-
-    __tablename__ = "materializations"
-    __table_args__ = (
-        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
-        Index(None, "job_id", "subtask", "started_at"),
-        one_of("kind", SegmentKind),
-    )
-    materialization_id: Mapped[UUID] = mapped_column(primary_key=True)
-    job_id: Mapped[str]
-    epoch: Mapped[int]
-    subtask: Mapped[int]
-    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    finished_at: Mapped[datetime | None]
-    """Null: it is running, or was killed."""
-    error: Mapped[str | None]
-    kind: Mapped[SegmentKind | None] = mapped_column(enum_of(SegmentKind))
-    """Bases or an increment; null: nothing had changed."""
-    as_of_checkpoint: Mapped[int | None]
-    segments: Mapped[int] = mapped_column(server_default="0")
-    entries: Mapped[int] = mapped_column(server_default="0")
-    size_bytes: Mapped[int] = mapped_column(server_default="0")
 
 
 class MaintenanceRun(Base):

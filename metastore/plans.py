@@ -41,7 +41,7 @@ from metastore.models import (
     Segment,
     SegmentStatus,
 )
-from metastore.upkeep import RETAINED, JobFacts, any_uuid
+from metastore.upkeep import RETAINED, JobFacts, any_uuid, is_lost, is_pinned, may_appear
 
 PLAN_LIFE_MIN = 60
 """A plan older than this, by the database's clock, is refused."""
@@ -197,6 +197,7 @@ def _subsume(
             Checkpoint.checkpoint_id == any_(literal(list(checkpoints), ARRAY(BigInteger))),
             Checkpoint.status == CheckpointStatus.CONFIRMED,
             Checkpoint.checkpoint_id < select(func.min(newest.c.checkpoint_id)).scalar_subquery(),
+            ~is_pinned(),
         )
         .values(status=CheckpointStatus.SUBSUMED, ended_at=func.now())
     ).rowcount
@@ -242,7 +243,8 @@ def _condemn(
                 and_(PhysicalFile.status == FileStatus.SEALED, PhysicalFile.live_segments == 0),
                 and_(
                     PhysicalFile.status == FileStatus.WRITING,
-                    PhysicalFile.epoch < current_epoch,
+                    or_(PhysicalFile.epoch < current_epoch, is_lost()),
+                    ~may_appear(),
                 ),
             ),
         )

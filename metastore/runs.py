@@ -12,10 +12,12 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cairn.errors import BadInputError, RefusedError
 from cairn.layout import new_job_id
+from cairn.manifest import Manifest
 from cairn.state.handle import StateDeclaration
 from metastore.models import Checkpoint, CheckpointStatus, Job, Run
 from metastore.states import (
     RegisteredState,
+    adopt_states,
     columns,
     describe,
     dropped_state_ids,
@@ -42,6 +44,8 @@ class Registration:
     """Of `withWatermark`, by input of the operator; none without event time."""
     watermark_job_id: str | None = None
     """The job upstream whose watermark counts, instead of delays of its own."""
+    origin: Manifest | None = None
+    """What the job is restored from, if it has no state yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ def register_run(connection: Connection, registration: Registration) -> Register
     """Creates the job if it is new and gives the run its epoch. Fences nobody yet.
 
     Raises:
-        BadInputError: the job exists with another storage, max parallelism, key or state schema.
+        BadInputError: the job exists, or its origin was made, with another storage, max
+            parallelism, key or state schema.
+        RefusedError: it is to be restored, but has begun batches or state variables of its own.
     """
     connection.execute(
         insert(Job)
@@ -80,6 +86,9 @@ def register_run(connection: Connection, registration: Registration) -> Register
         select(Job.__table__).where(Job.name == registration.job).with_for_update()
     ).one()
     _check_unchanged(registration, job)
+    has_state = _has_state(connection, job.job_id)
+    if registration.origin is not None and not has_state:
+        _adopt(connection, registration, registration.origin, job.job_id)
     states = register_states(connection, job.job_id, registration.job, registration.states)
     deleted = ids_of(connection, job.job_id, registration.deleted_states)
     connection.execute(
@@ -92,7 +101,38 @@ def register_run(connection: Connection, registration: Registration) -> Register
         _epoch(connection, job.job_id, registration, states, deleted),
         states,
         (*dropped_state_ids(connection, job.job_id), *deleted),
-        _has_state(connection, job.job_id),
+        has_state,
+    )
+
+
+def job_has_state(connection: Connection, job: str) -> bool:
+    """Tells whether there is a job of this name with a batch that Spark has committed."""
+    job_id = connection.scalar(select(Job.job_id).where(Job.name == job))
+    return job_id is not None and _has_state(connection, job_id)
+
+
+def _adopt(
+    connection: Connection, registration: Registration, origin: Manifest, job_id: str
+) -> None:
+    """Refuses an origin that does not fit, and gives the job its state variables."""
+    _check_same(
+        registration,
+        "the manifest",
+        max_parallelism=origin.max_parallelism,
+        time_mode=origin.time_mode,
+        key_schema=origin.key_schema,
+    )
+    if connection.scalar(select(Checkpoint.checkpoint_id).where(Checkpoint.job_id == job_id)):
+        raise begun_without_origin(registration.job)
+    adopt_states(connection, job_id, registration.job, origin.variables)
+
+
+def begun_without_origin(job: str) -> RefusedError:
+    """Returns the error for restoring a job that has begun from no state."""
+    return RefusedError(
+        "the job has begun batches without restoring, so it is not restored any more. Give the "
+        "new query a job name of its own, or leave out restore_from to go on as it is",
+        job=job,
     )
 
 
@@ -131,24 +171,50 @@ def _epoch(
 
 
 def _check_unchanged(registration: Registration, job: Row[*tuple[Any, ...]]) -> None:
+    if registration.storage != job.storage:
+        raise _differs(
+            registration, "storage", registration.storage, "the job's state", job.storage
+        )
+    _check_same(
+        registration,
+        "the job's state",
+        max_parallelism=job.max_parallelism,
+        time_mode=job.time_mode,
+        key_schema=job.key_schema,
+    )
+
+
+def _check_same(
+    registration: Registration,
+    whose: str,
+    *,
+    max_parallelism: int,
+    time_mode: str | None,
+    key_schema: Mapping[str, Any],
+) -> None:
     for what, given, known in (
-        ("storage", registration.storage, job.storage),
-        ("cairn.max-parallelism", registration.max_parallelism, job.max_parallelism),
-        ("timeMode", registration.time_mode, job.time_mode),
+        ("cairn.max-parallelism", registration.max_parallelism, max_parallelism),
+        ("timeMode", registration.time_mode, time_mode),
     ):
         if known is not None and given != known:
-            raise BadInputError(
-                f"{what} is {given!r}, but the job's state was made with {known!r}. "
-                "Start it with that, or give the new query a job name of its own",
-                job=registration.job,
-            )
-    if columns(registration.key_schema) != columns(job.key_schema):
+            raise _differs(registration, what, given, whose, known)
+    if columns(registration.key_schema) != columns(key_schema):
         raise BadInputError(
-            f"the key is {describe(registration.key_schema)}, but the job's state was made with "
-            f"the key {describe(job.key_schema)}. Group by that key, or give the new query a job "
+            f"the key is {describe(registration.key_schema)}, but {whose} was made with "
+            f"the key {describe(key_schema)}. Group by that key, or give the new query a job "
             "name of its own",
             job=registration.job,
         )
+
+
+def _differs(
+    registration: Registration, what: str, given: object, whose: str, known: object
+) -> BadInputError:
+    return BadInputError(
+        f"{what} is {given!r}, but {whose} was made with {known!r}. "
+        "Start it with that, or give the new query a job name of its own",
+        job=registration.job,
+    )
 
 
 def refuse_second_query(job: str, first: str, second: str) -> RefusedError:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, func, null, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.errors import BadInputError, RefusedError
+from cairn.manifest import ManifestVariable
 from cairn.state.evolution import merge
 from cairn.state.handle import StateDeclaration
 from metastore.models import StateKind, StateVariable
@@ -61,6 +62,45 @@ def register_states(
             )
         )
     return registered
+
+
+def adopt_states(
+    connection: Connection, job_id: str, job: str, variables: Sequence[ManifestVariable]
+) -> None:
+    """Gives a new job the variables of a manifest, under their ids and with their layouts.
+
+    Again with the same manifest it changes nothing.
+
+    Raises:
+        RefusedError: the job has other variables under these ids.
+    """
+    rows = connection.execute(select(StateVariable.__table__).where(StateVariable.job_id == job_id))
+    known = {row.state_id: (row.name, row.kind.value, row.has_ttl) for row in rows}
+    for variable in variables:
+        facts = (variable.name, variable.kind, variable.has_ttl)
+        if known.get(variable.state_id, facts) != facts:
+            raise RefusedError(
+                f"the job has state variables of its own, such as "
+                f"{known[variable.state_id][0]!r}: its plan was built before, and not from this "
+                "manifest. Give the new query a job name of its own",
+                job=job,
+            )
+    adopted = [_adopted(job_id, v) for v in variables if v.state_id not in known]
+    if adopted:
+        connection.execute(insert(StateVariable).values(adopted))
+
+
+def _adopted(job_id: str, variable: ManifestVariable) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "state_id": variable.state_id,
+        "name": variable.name,
+        "kind": StateKind(variable.kind),
+        "value_schema": variable.value_layout,
+        "user_key_schema": variable.user_key_schema,
+        "has_ttl": variable.has_ttl,
+        "dropped_at": func.now() if variable.is_dropped else null(),
+    }
 
 
 def ids_of(connection: Connection, job_id: str, names: Collection[str]) -> list[int]:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     any_,
+    func,
     literal,
     or_,
     select,
@@ -22,8 +23,10 @@ from sqlalchemy import (
     true,
     type_coerce,
 )
+from sqlalchemy.orm import aliased
 
 from cairn.errors import BadInputError
+from metastore.batches import OPEN
 from metastore.engine import run_transaction
 from metastore.models import (
     Checkpoint,
@@ -31,12 +34,20 @@ from metastore.models import (
     FileStatus,
     Job,
     PhysicalFile,
+    Pin,
     Segment,
     SegmentStatus,
 )
 
 PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
+
+WRITE_GRACE_MIN = 20
+"""No object appears longer than this after its write intent.
+
+A writer that was held up sends nothing (`cairn.runtime.uploads.LONGEST_HOLD_S`), S3 refuses what
+was signed more than 15 min ago, and a request ends (`cairn.storage.store.LONGEST_WRITE_S`).
+"""
 
 RETAINED = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 
@@ -58,6 +69,7 @@ class OpenCheckpoint:
 
     checkpoint_id: int
     status: CheckpointStatus
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,11 @@ class ReleasedSegment:
 
 @dataclass(frozen=True, slots=True)
 class UndeletedFile:
-    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not."""
+    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not.
+
+    `is_lost` tells that nobody will seal it, although its run goes on; `may_appear` that its
+    object may still come, because its intent is younger than the grace.
+    """
 
     file_id: UUID
     path: str
@@ -80,6 +96,8 @@ class UndeletedFile:
     epoch: int
     size_bytes: int | None
     live_segments: int
+    is_lost: bool = False
+    may_appear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +155,21 @@ def _job_facts(connection: Connection, job_name: str) -> JobFacts:
 def _open_checkpoints(
     connection: Connection, job: JobFacts
 ) -> tuple[tuple[OpenCheckpoint, ...], int | None]:
-    """Returns the oldest open checkpoints and the newest confirmed, and where a gap begins.
+    """Returns the oldest open checkpoints, those pinned and the newest confirmed, and the horizon.
 
-    All open checkpoints up to the horizon are there; None: there is no gap.
+    All open checkpoints up to the horizon are there; None: there is no gap. Pinned ones do not
+    count towards the limit, or many of them would hide what can go.
     """
-    columns = (Checkpoint.checkpoint_id, Checkpoint.status)
+    pinned = is_pinned()
+    columns = (Checkpoint.checkpoint_id, Checkpoint.status, pinned)
+    is_open = (Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
     oldest = connection.execute(
         select(*columns)
-        .where(Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
+        .where(*is_open, ~pinned)
         .order_by(Checkpoint.checkpoint_id)
         .limit(PLAN_ROWS)
     ).all()
+    kept = connection.execute(select(*columns).where(*is_open, pinned)).all()
     newest = connection.execute(
         select(*columns)
         .where(Checkpoint.job_id == job.job_id, Checkpoint.status == CheckpointStatus.CONFIRMED)
@@ -155,7 +177,7 @@ def _open_checkpoints(
         .limit(job.num_retained)
     ).all()
     horizon = oldest[-1].checkpoint_id if len(oldest) == PLAN_ROWS else None
-    by_id = {row.checkpoint_id: OpenCheckpoint(*row) for row in (*oldest, *newest)}
+    by_id = {row.checkpoint_id: OpenCheckpoint(*row) for row in (*oldest, *kept, *newest)}
     return tuple(by_id[checkpoint_id] for checkpoint_id in sorted(by_id)), horizon
 
 
@@ -193,6 +215,8 @@ def _undeleted_files(
             PhysicalFile.epoch,
             PhysicalFile.size_bytes,
             PhysicalFile.live_segments,
+            is_lost().label("is_lost"),
+            may_appear().label("may_appear"),
         )
         .where(
             PhysicalFile.job_id == job.job_id,
@@ -211,6 +235,55 @@ def _undeleted_files(
         .limit(PLAN_ROWS)
     )
     return tuple(UndeletedFile(*row) for row in rows)
+
+
+def is_lost() -> ColumnElement[bool]:
+    """Returns whether nobody will seal a physical file that is being written.
+
+    The batch whose acks could is over, or another request for the same bytes has won.
+    """
+    takes_acks = (
+        select(Checkpoint.checkpoint_id)
+        .where(
+            Checkpoint.job_id == PhysicalFile.job_id,
+            Checkpoint.epoch == PhysicalFile.epoch,
+            Checkpoint.batch_id == PhysicalFile.batch_id,
+            Checkpoint.status.in_(OPEN),
+        )
+        .exists()
+    )
+    winner = aliased(PhysicalFile)
+    has_winner = (
+        select(winner.file_id)
+        .where(
+            or_(
+                winner.file_id == PhysicalFile.retry_of,
+                winner.retry_of == func.coalesce(PhysicalFile.retry_of, PhysicalFile.file_id),
+            ),
+            winner.sealed_at.is_not(None),
+        )
+        .exists()
+    )
+    return or_(and_(PhysicalFile.batch_id.is_not(None), ~takes_acks), has_winner)
+
+
+def may_appear() -> ColumnElement[bool]:
+    """Returns whether the object of a physical file may still come: `WRITE_GRACE_MIN`."""
+    grace = func.make_interval(0, 0, 0, 0, 0, WRITE_GRACE_MIN)
+    return PhysicalFile.created_at > func.now() - grace
+
+
+def is_pinned() -> ColumnElement[bool]:
+    """Returns the condition that a checkpoint has an open pin."""
+    return (
+        select(Pin.pin_id)
+        .where(
+            Pin.job_id == Checkpoint.job_id,
+            Pin.checkpoint_id == Checkpoint.checkpoint_id,
+            Pin.removed_at.is_(None),
+        )
+        .exists()
+    )
 
 
 def any_uuid(ids: Sequence[UUID]) -> ColumnElement[Any]:

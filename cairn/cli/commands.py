@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -97,16 +97,16 @@ def migrate(url: str, arguments: Namespace) -> int:
 
 def jobs(url: str, arguments: Namespace) -> int:
     """Lists the jobs."""
-    rows = _read(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
-    return _print(rows, _JOB_COLUMNS, arguments)
+    rows = read_view(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
+    return print_rows(rows, _JOB_COLUMNS, arguments)
 
 
 def checkpoints(url: str, arguments: Namespace) -> int:
     """Lists a job's checkpoints, oldest first."""
     query = "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id ORDER BY checkpoint_id"
-    rows = _read(url, query, arguments.job)
+    rows = read_view(url, query, arguments.job)
     known = [row if row["watermark"] != _NO_TIME else {**row, "watermark": None} for row in rows]
-    return _print(known, _CHECKPOINT_COLUMNS, arguments)
+    return print_rows(known, _CHECKPOINT_COLUMNS, arguments)
 
 
 def files(url: str, arguments: Namespace) -> int:
@@ -115,7 +115,7 @@ def files(url: str, arguments: Namespace) -> int:
         "SELECT * FROM cairn.v_files WHERE job_id = :job_id AND status <> 'DELETED' "
         "ORDER BY created_at, path"
     )
-    return _print(_read(url, query, arguments.job), _FILE_COLUMNS, arguments)
+    return print_rows(read_view(url, query, arguments.job), _FILE_COLUMNS, arguments)
 
 
 def directories(url: str, arguments: Namespace) -> int:
@@ -124,17 +124,18 @@ def directories(url: str, arguments: Namespace) -> int:
         "SELECT * FROM cairn.v_directories WHERE job_id = :job_id AND status <> 'DELETED' "
         "ORDER BY scope, parallelism, subtask, claimed_at, path"
     )
-    return _print(_read(url, query, arguments.job), _DIRECTORY_COLUMNS, arguments)
+    return print_rows(read_view(url, query, arguments.job), _DIRECTORY_COLUMNS, arguments)
 
 
 def cleanup(url: str, arguments: Namespace) -> int:
     """Cleans up one job or all; goes on to the next when one fails."""
-    known = [row["job_name"] for row in _read(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")]
+    listed = read_view(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
+    known = [row["job_name"] for row in listed]
     if arguments.job is not None and arguments.job not in known:
         raise unknown_job(arguments.job, known)
     chosen = known if arguments.job is None else [arguments.job]
     reports, code = _cleanup_each(url, chosen, dry_run=arguments.dry_run)
-    _print([asdict(report) for report in reports], _REPORT_COLUMNS, arguments)
+    print_rows([asdict(report) for report in reports], _REPORT_COLUMNS, arguments)
     for report in reports:
         if report.failed_deletes:
             print(
@@ -171,7 +172,7 @@ def _cleanup_each(url: str, chosen: list[str], *, dry_run: bool) -> tuple[list[C
     return reports, code
 
 
-def _read(url: str, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
+def read_view(url: str, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
     """Returns a view's rows; of one job, by its name, where one is given."""
     migrations.require_current(url, timeout_ms=TIMEOUT_MS)
 
@@ -190,7 +191,10 @@ def _job_id(connection: Connection, job: str) -> str:
     return str(ids[job])
 
 
-def _print(rows: list[Mapping[str, Any]], columns: dict[str, str], arguments: Namespace) -> int:
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], arguments: Namespace
+) -> int:
+    """Prints rows as JSON if asked to, else as a table; returns the exit code 0."""
     if arguments.json:
         print_json(rows)
     else:

@@ -79,9 +79,10 @@ class SubsumptionPlan:
 def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
     """Returns what can go of a job.
 
-    The newest `num_retained` confirmed checkpoints stay, and all that are not confirmed. A released
-    segment dies when no retained checkpoint lies in its interval; a sealed file goes when its last
-    live segment does, a file being written when its writer is fenced.
+    The newest `num_retained` confirmed checkpoints stay, all that are pinned, and all that are not
+    confirmed. A released segment dies when no retained checkpoint lies in its interval; a sealed
+    file goes when its last live segment does. A file being written goes when nobody may seal it
+    any more, and no request for it can be under way.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -114,7 +115,8 @@ def _subsumed(snapshot: UpkeepSnapshot) -> list[int]:
         for checkpoint in snapshot.checkpoints
         if checkpoint.status is CheckpointStatus.CONFIRMED
     )
-    return confirmed[: -snapshot.job.num_retained]
+    pinned = {c.checkpoint_id for c in snapshot.checkpoints if c.is_pinned}
+    return [old for old in confirmed[: -snapshot.job.num_retained] if old not in pinned]
 
 
 def _is_needed(segment: ReleasedSegment, retained: Sequence[int]) -> bool:
@@ -141,9 +143,13 @@ def _why_condemned(file: UndeletedFile, deaths: int, current_epoch: int) -> str 
         if deaths == 0:
             return "sealed, and holds no live segment"
         return f"sealed, and no retained checkpoint needs its last live segments ({deaths})"
-    if file.status is FileStatus.WRITING and file.epoch < current_epoch:
+    if file.status is not FileStatus.WRITING or file.may_appear:
+        return None
+    if file.epoch < current_epoch:
         return (
             f"its writer, run {file.epoch}, was replaced by run {current_epoch} and can never "
             "seal it"
         )
+    if file.is_lost:
+        return "nobody may seal it any more: its batch is over, or another request has won"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cairn.errors import RefusedError
 from cairn.handles import Scope, SegmentHandle, SegmentKind
@@ -13,8 +14,9 @@ from cairn.runtime.executor import TaskManager, fenced_if_removed
 from cairn.runtime.file_pool import FilePool
 from cairn.runtime.merging import OpenFile, Piece, PlannedFile, is_full, plan_files
 from cairn.runtime.physical_files import FileWrite, write_files
+from cairn.runtime.uploads import Target, Uploaded
 from cairn.storage.store import ObjectStore
-from metastore.acks import Ack, WrittenFile, acknowledge
+from metastore.acks import Ack, acknowledge
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
 
@@ -94,52 +96,41 @@ def commit_group(group: Group, pool: FilePool) -> None:
 def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[PlannedFile]) -> None:
     manager, changed = group.manager, group.changed()
     settings = manager.plan.settings
-    writes, written = [], []
-    handles: dict[tuple[str, int], SegmentHandle] = {}
     for file in files:
         if file.goes_on is not None:
             pool.give_up(file.goes_on)
-        inside = [changed[place] for place in file.pieces]
-        write = _write_of(group, file, inside)
-        offset = write.offset
-        for request, part in inside:
-            handles[request.attempt_id, part.subtask] = _handle(group, part, write.path, offset)
-            offset += part.size_bytes
-        writes.append(write)
-        written.append(WrittenFile(write.file_id, write.path, offset))
-    write_files(
+    inside = [[changed[place] for place in file.pieces] for file in files]
+    written = write_files(
         manager,
         group.store,
-        group.batch,
-        Scope.TASK_MANAGER,
-        writes,
+        [_write_of(group, *one) for one in zip(files, inside, strict=True)],
         claim=manager.owned if settings.merging_enabled else None,
         writers=pool.writers,
     )
+    handles: dict[tuple[str, int], SegmentHandle] = {}
+    for done, file, parts in zip(written, files, inside, strict=True):
+        offset = file.goes_on.size_bytes if file.goes_on else 0
+        for request, part in parts:
+            handles[request.attempt_id, part.subtask] = _handle(group, part, done.path, offset)
+            offset += part.size_bytes
     _acknowledge(group, written, [_ack(*pair, handles) for pair in group.parts()])
     pool.keep(
         [
-            OpenFile(done.file_id, done.path, done.size_bytes, frozenset(file.subtasks))
+            OpenFile(done.file.file_id, done.path, file.size_bytes, frozenset(file.subtasks))
             for done, file in zip(written, files, strict=True)
-            if not is_full(done.size_bytes, settings)
+            if not is_full(file.size_bytes, settings)
         ]
     )
 
 
 def _write_of(group: Group, file: PlannedFile, inside: Sequence[Part]) -> FileWrite:
-    def read() -> list[bytes]:
-        return list(_spooled(group, inside))
-
-    if file.goes_on is not None:
-        return FileWrite(file.goes_on.file_id, file.goes_on.path, file.goes_on.size_bytes, read)
     plan = group.manager.plan
-    file_id = str(uuid.uuid4())
-    if plan.settings.merging_enabled:
-        path = task_manager_file(plan.job_id, group.manager.tm_id, file_id)
-    else:
+    path_of = partial(task_manager_file, plan.job_id, group.manager.tm_id)
+    if not plan.settings.merging_enabled:
         [(_, part)] = inside
-        path = exclusive_file(plan.job_id, group.checkpoint_id, part.subtask, file_id)
-    return FileWrite(file_id, path, 0, read)
+        path_of = partial(exclusive_file, plan.job_id, group.checkpoint_id, part.subtask)
+    target = Target(group.batch, Scope.TASK_MANAGER, path_of, is_changelog=True)
+    return FileWrite(target, lambda: list(_spooled(group, inside)), file.goes_on)
 
 
 def _spooled(group: Group, inside: Sequence[Part]) -> Iterable[bytes]:
@@ -149,7 +140,7 @@ def _spooled(group: Group, inside: Sequence[Part]) -> Iterable[bytes]:
             yield spooled.read_bytes()
 
 
-def _acknowledge(group: Group, written: Sequence[WrittenFile], acks: Sequence[Ack]) -> None:
+def _acknowledge(group: Group, written: Sequence[Uploaded], acks: Sequence[Ack]) -> None:
     plan = group.manager.plan
     run_transaction(
         plan.metastore_url,
@@ -159,7 +150,8 @@ def _acknowledge(group: Group, written: Sequence[WrittenFile], acks: Sequence[Ac
             checkpoint_id=group.checkpoint_id,
             tm_id=group.manager.tm_id,
             acks=acks,
-            files=written,
+            files={one.path: one.file for one in written},
+            uploads=[one.stats for one in written],
         ),
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"acknowledge checkpoint {group.checkpoint_id} of job {plan.job}",

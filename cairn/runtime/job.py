@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 
 from cairn.errors import BadInputError
 from cairn.runtime.grouped import GroupedData
+from cairn.savepoints.manifests import check_manifest_url
 from cairn.settings import Settings
 from cairn.storage import normalise_url
 from metastore.embedded import EMBEDDED_PREFIX, resolve_url
@@ -23,6 +24,9 @@ class Job:
         metastore: a SQLAlchemy URL of a migrated PostgreSQL, or `embedded:<directory>`.
         parallelism: how many subtasks the operator has, 1 to `cairn.max-parallelism`.
         options: `cairn.…` keys, see `cairn.settings`.
+        restore_from: the URL of a manifest, `…/chk-<n>/_metadata`, whose state a job without any
+            starts from, at any parallelism. The source is copied and stays as it is. A job that
+            has state goes on from that.
 
     Raises:
         BadInputError: a value is unknown, of the wrong type or out of its range.
@@ -36,6 +40,7 @@ class Job:
         metastore: str,
         parallelism: int,
         options: Mapping[str, object] | None = None,
+        restore_from: str | None = None,
     ) -> None:
         if not isinstance(name, str) or not name.strip():
             raise BadInputError(f"a job's name is text that is not empty, not {name!r}")
@@ -51,6 +56,7 @@ class Job:
             )
         self.parallelism = parallelism
         self.storage = normalise_url(storage)
+        self.restore_from = None if restore_from is None else check_manifest_url(restore_from)
         self._metastore = metastore
 
     def __repr__(self) -> str:

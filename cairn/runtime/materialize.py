@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import cairn.segments.format as segment_format
 from cairn.handles import Scope, SegmentHandle, SegmentKind
@@ -23,6 +24,7 @@ from cairn.runtime.local_store import LocalReader
 from cairn.runtime.merging import OpenFile, fill_files, is_full
 from cairn.runtime.physical_files import FileWrite, write_files
 from cairn.runtime.plan import RunPlan
+from cairn.runtime.uploads import Target
 from cairn.segments.reader import read_segments
 from cairn.settings import Settings
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
@@ -90,7 +92,7 @@ def materialize(
             timeout_ms=plan.settings.metastore_timeout_ms,
             what=f"install the materialisation of subtask {subtask} of job {plan.job}",
         )
-        _leave_open(slot, subtask, written[-1][0], plan.settings)
+        _leave_open(slot, subtask, *written[-1], plan.settings)
     return Materialized.of([handle for _, handle in written])
 
 
@@ -187,9 +189,11 @@ def _write_all(
     return written
 
 
-def _leave_open(slot: Slot | None, subtask: int, last: WrittenFile, settings: Settings) -> None:
+def _leave_open(
+    slot: Slot | None, subtask: int, last: WrittenFile, handle: SegmentHandle, settings: Settings
+) -> None:
     if slot is not None and not is_full(last.size_bytes, settings):
-        slot.keep(OpenFile(last.file_id, last.path, last.size_bytes, frozenset({subtask})))
+        slot.keep(OpenFile(last.file_id, handle.path, last.size_bytes, frozenset({subtask})))
 
 
 def _write(
@@ -205,22 +209,18 @@ def _write(
     """Writes one file, or the end of one; yields each of its segments with it."""
     plan = manager.plan
     directory = plan.shared_directory(subtask) if plan.settings.merging_enabled else None
-    offset = 0
-    file_id = str(uuid.uuid4())
-    if goes_on is not None:
-        file_id, path, offset = goes_on.file_id, goes_on.path, goes_on.size_bytes
-    elif directory is not None:
-        path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
-    else:
-        path = exclusive_file(plan.job_id, as_of_checkpoint, subtask, file_id)
-    write = FileWrite(file_id, path, offset, lambda: [segment.data for segment in segments])
-    write_files(manager, store, batch, Scope.SHARED, [write], claim=directory)
-    written = WrittenFile(file_id, path, offset + sum(len(segment.data) for segment in segments))
+    path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
+    if directory is None:
+        path_of = partial(exclusive_file, plan.job_id, as_of_checkpoint, subtask)
+    target = Target(batch, Scope.SHARED, path_of, is_changelog=False)
+    write = FileWrite(target, lambda: [segment.data for segment in segments], goes_on)
+    [written] = write_files(manager, store, [write], claim=directory)
+    offset = goes_on.size_bytes if goes_on else 0
     for segment in segments:
         handle = SegmentHandle(
             str(uuid.uuid4()),
             kind,
-            path,
+            written.path,
             offset,
             len(segment.data),
             hashlib.sha256(segment.data).hexdigest(),
@@ -229,5 +229,5 @@ def _write(
             as_of_checkpoint,
             as_of_checkpoint,
         )
-        yield written, handle
+        yield written.file, handle
         offset += len(segment.data)

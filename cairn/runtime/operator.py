@@ -17,6 +17,7 @@ from cairn.runtime.executor import TaskManager
 from cairn.runtime.initial import read_initial_rows, unpack
 from cairn.runtime.intake import Intake, subtasks_by_key_group
 from cairn.runtime.local_store import LocalReader
+from cairn.runtime.manifests import write_manifest_if_due
 from cairn.runtime.plan import Operator, RunPlan
 from cairn.runtime.processing import Share, process
 from cairn.runtime.spill import Output, SpillDirectory
@@ -65,6 +66,8 @@ def run_task(
                     for subtask in subtasks
                 ]
             )
+        if plan.settings.manifest_interval and context.partitionId() == 0:
+            write_manifest_if_due(manager, attempt.store, start.parent)
         yield from output.read()
 
 

@@ -22,6 +22,7 @@ from cairn.runtime.inputs import Inputs, with_event_time
 from cairn.runtime.operator import run_batch_task, run_task
 from cairn.runtime.placement import route, task_slots, warn_if_subtasks_float, with_key_hash
 from cairn.runtime.plan import KEY_HASH_COLUMN, Operator, RunPlan
+from cairn.savepoints.restore import find_origin, restore
 from cairn.state.codec import TupleCodec
 from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
 from cairn.state.times import TimeMode
@@ -167,13 +168,29 @@ def check_storage(job: Job) -> None:
 def _register(
     job: Job, registration: Registration, slots: int | None
 ) -> tuple[RegisteredRun, RunPlan]:
-    url = job.open_metastore()
+    url, timeout_ms = job.open_metastore(), job.settings.metastore_timeout_ms
+    origin = None
+    if job.restore_from is not None:
+        origin = find_origin(url, job.name, job.restore_from, timeout_ms=timeout_ms)
+    if origin is not None:
+        registration = dataclasses.replace(registration, origin=origin.manifest)
     run = run_transaction(
         url,
         lambda connection: register_run(connection, registration),
-        timeout_ms=job.settings.metastore_timeout_ms,
+        timeout_ms=timeout_ms,
         what=f"register a run of job {job.name}",
     )
+    if origin is not None and not run.has_state:
+        restore(
+            url,
+            origin,
+            open_store(job.storage),
+            job=job.name,
+            job_id=run.job_id,
+            epoch=run.epoch,
+            timeout_ms=timeout_ms,
+        )
+        run = dataclasses.replace(run, has_state=True)
     return run, RunPlan(
         job=job.name,
         job_id=run.job_id,
@@ -188,6 +205,10 @@ def _register(
 
 
 def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
+    if job.restore_from is not None:
+        raise BadInputError(
+            "a batch DataFrame starts from no state: leave out restore_from", job=job.name
+        )
     rows = with_key_hash(inputs.df, operator.key_columns)
     if call.initial:
         initial = with_key_hash(call.initial.df, call.initial.key_columns)

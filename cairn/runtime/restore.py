@@ -67,6 +67,18 @@ def _before(parent: Parent) -> Position:
     return Position(parent.parent_checkpoint or 0, parent.parent_run_id or "", 0)
 
 
+def _follows(here: Position, parent: Parent, subtask: int, parallelism: int) -> bool:
+    """Tells whether the subtask's own changes in the parent lead there from here.
+
+    A checkpoint that a job was restored with, or that was rebuilt, has no acks that would say it.
+    """
+    return (
+        subtask in parent.acks
+        and parent.parallelism == parallelism
+        and _same_state(here, _before(parent))
+    )
+
+
 def _moved_on(manager: TaskManager, local: LocalStore, here: Position | None) -> FencedError:
     return FencedError(
         f"a newer run or a later batch has moved the local state on, to {here}",
@@ -92,7 +104,7 @@ def _catch_up(
             writer.clear(plan.key_groups(subtask))
         elif _same_state(here, wanted):
             pass
-        elif parent.parallelism == plan.parallelism and _same_state(here, _before(parent)):
+        elif _follows(here, parent, subtask, plan.parallelism):
             _apply_parent(writer, manager, store, parent, subtask)
         else:
             _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from cairn.errors import BadInputError, StorageError
 from cairn.storage.store import (
+    LONGEST_WRITE_S,
     TEMP_PREFIX,
     StoredObject,
     can_append_by_probe,
@@ -46,8 +48,11 @@ class PosixStore:
     every other verb raises StorageError rather than take its objects for missing.
     """
 
-    def __init__(self, root: Path) -> None:
+    sends_requests = False
+
+    def __init__(self, root: Path, *, longest_write_s: float = LONGEST_WRITE_S) -> None:
         self._root = root
+        self._longest_write_s = longest_write_s
 
     @property
     def url(self) -> str:
@@ -56,12 +61,13 @@ class PosixStore:
 
     def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
+        began = time.monotonic()
         target = self._locate(path)
         try:
             try:
-                new = self._put(target, parts)
+                new = self._put(path, target, parts, began)
             except FileNotFoundError:  # a cleanup has just removed the directory as given up
-                new = self._put(target, parts)
+                new = self._put(path, target, parts, began)
         except OSError as error:
             raise self._failed(error, "write", path) from error
         if not new:
@@ -139,12 +145,15 @@ class PosixStore:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)
 
-    def _put(self, target: Path, parts: Sequence[bytes | memoryview]) -> bool:
+    def _put(
+        self, path: str, target: Path, parts: Sequence[bytes | memoryview], began: float
+    ) -> bool:
         """Writes an object whole; returns False if its name is taken."""
         temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         directories = self._make_directories(target.parent)
         try:
             _write(temp, parts)
+            self._refuse_late(path, time.monotonic() - began)
             new = _link(temp, target)
         finally:
             temp.unlink(missing_ok=True)
@@ -174,6 +183,15 @@ class PosixStore:
             raise wrong_end_error(self.url, path, offset, None) from error
         except OSError as error:
             raise self._failed(error, "append", path, offset) from error
+
+    def _refuse_late(self, path: str, took_s: float) -> None:
+        """Keeps an object from appearing after a cleanup that has deleted it, as it may by then."""
+        if took_s > self._longest_write_s:
+            raise StorageError(
+                f"storage {self.url}: writing took {took_s:.0f} s, longer than the "
+                f"{self._longest_write_s:g} s in which an object may appear; nothing was written",
+                file=path,
+            )
 
     def _locate(self, path: str) -> Path:
         check_path(path)

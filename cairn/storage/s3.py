@@ -38,6 +38,8 @@ from cairn.storage.store import (
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+# A try connects within 5 s, sends within 30 s (of a send, a socket's timeout is its whole time) and
+# is answered within 30 s; boto3's three tries, and up to 20 s between them, keep LONGEST_WRITE_S.
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 _DELETES_PER_REQUEST = 1000
@@ -76,6 +78,8 @@ class S3Store:
     Credentials, region and endpoint come from boto3's own chain; where `AWS_ENDPOINT_URL` is set,
     buckets are addressed by path.
     """
+
+    sends_requests = True
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._bucket = bucket

@@ -13,6 +13,9 @@ from cairn.errors import BadInputError, RefusedError, StorageError
 TEMP_PREFIX = ".tmp-"
 """File names that start so are unfinished writes, never objects."""
 
+LONGEST_WRITE_S = 240
+"""No object appears longer than this after its `put` was called, whatever becomes of the caller."""
+
 _PROBE = b"cairn checks that this storage can be written\n"
 
 
@@ -39,10 +42,16 @@ class ObjectStore(Protocol):
         """The normalised URL of the store, without secrets."""
         ...
 
+    @property
+    def sends_requests(self) -> bool:
+        """Whether each write is a request to a service, so that another one may be faster."""
+        ...
+
     def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Writes one object, the concatenation of `parts`, atomically and durably.
 
-        After a StorageError the object may be there or not: try again under a new path.
+        After a StorageError the object may be there or not, or appear up to `LONGEST_WRITE_S`
+        after the call: try again under a new path.
 
         Raises:
             RefusedError: an object of that path exists; it is left as it was.

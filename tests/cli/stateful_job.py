@@ -199,7 +199,7 @@ class StatefulJob:
     def _acknowledge(
         self, ref: BatchRef, checkpoint_id: int, ack: Ack, file: WrittenFile | None
     ) -> None:
-        files = [] if file is None else [file]
+        files = {} if file is None or ack.segment is None else {ack.segment.path: file}
         self._run(
             lambda c: acknowledge(
                 c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], files=files
@@ -229,7 +229,7 @@ class StatefulJob:
             as_of,
             as_of,
         )
-        return WrittenFile(file_id, path, len(data)), handle
+        return WrittenFile(file_id, len(data)), handle
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         return run_transaction(self.url, work, what="testing")

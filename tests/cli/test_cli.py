@@ -31,6 +31,11 @@ COMMANDS = [
     ["directories", "clicks"],
     ["state", "clicks"],
     ["cleanup"],
+    ["savepoint", "clicks"],
+    ["pin", "clicks"],
+    ["unpin", "clicks", "1"],
+    ["pins", "clicks"],
+    ["metastore", "rebuild", "/nowhere"],
 ]
 
 

@@ -6,7 +6,7 @@ import json
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, text
 
 from cairn.handles import Scope
 from metastore.engine import run_transaction
@@ -43,7 +43,12 @@ def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
     def add(connection: Connection) -> None:
         connection.execute(
             insert(PhysicalFile).values(
-                file_id=uuid4(), job_id=job.job_id, epoch=1, path=undeletable, scope=Scope.SHARED
+                file_id=uuid4(),
+                job_id=job.job_id,
+                epoch=1,
+                path=undeletable,
+                scope=Scope.SHARED,
+                created_at=text("now() - interval '1 hour'"),
             )
         )
 

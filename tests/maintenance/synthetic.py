@@ -77,7 +77,12 @@ class SyntheticJob:
         file_id = uuid4()
         connection.execute(
             insert(PhysicalFile).values(
-                file_id=file_id, job_id=self.job_id, epoch=epoch, path=path, scope=Scope.SHARED
+                file_id=file_id,
+                job_id=self.job_id,
+                epoch=epoch,
+                path=path,
+                scope=Scope.SHARED,
+                created_at=text("now() - interval '1 hour'"),
             )
         )
         if seal:
@@ -179,7 +184,12 @@ class SyntheticJob:
         self.add_file(connection, in_flight, segments=1, seal=False)
         connection.execute(
             insert(PhysicalFile).values(
-                file_id=uuid4(), job_id=self.job_id, epoch=1, path=absent, scope=Scope.SHARED
+                file_id=uuid4(),
+                job_id=self.job_id,
+                epoch=1,
+                path=absent,
+                scope=Scope.SHARED,
+                created_at=text("now() - interval '1 hour'"),
             )
         )
         self.doomed |= {losing, fenced, absent}

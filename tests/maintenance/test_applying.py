@@ -85,6 +85,20 @@ def test_checkpoints_stay_that_the_job_has_come_to_retain(job: SyntheticJob) -> 
     assert stored.apply() == Applied(subsumed_checkpoints=1, dead_segments=0, condemned_files=3)
 
 
+def test_checkpoints_stay_that_were_pinned_since_and_the_rest_goes(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute(
+        "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"
+        " VALUES (gen_random_uuid(), :job, 2, 'pin')"
+    )
+    # 2 needs the changelogs of 1 and of itself, which are 4 segments in 2 files.
+    assert stored.apply() == Applied(
+        job.SUBSUMED - 1, dead_segments=job.DEAD - 4, condemned_files=job.DOOMED - 2
+    )
+    again = Stored.of(job)
+    assert again.plan.is_empty
+
+
 def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None:
     stored = Stored.of(job)
     job.execute(
@@ -133,6 +147,30 @@ def test_a_file_stays_that_its_fenced_writer_managed_to_seal(job: SyntheticJob) 
 
     run_transaction(job.url, seal, timeout_ms=10_000, what="sealing a file")
     assert stored.apply().condemned_files == job.DOOMED - 1
+
+
+def test_a_file_stays_whose_object_may_still_appear(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    job.execute(
+        "UPDATE cairn.physical_files SET created_at = now() WHERE status = 'WRITING' AND epoch = 1"
+    )
+    assert stored.apply().condemned_files == job.DOOMED - 2
+
+
+def test_a_file_stays_whose_batch_takes_acks_again(job: SyntheticJob) -> None:
+    query = "SELECT status FROM cairn.physical_files WHERE batch_id = :batch"
+    job.execute(
+        "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, batch_id,"
+        " created_at) VALUES (gen_random_uuid(), :job, 2, :job || '/a.seg', 'shared', 7,"
+        " now() - interval '1 hour')"
+    )
+    stored = Stored.of(job)
+    job.execute(
+        "INSERT INTO cairn.checkpoints (job_id, checkpoint_id, epoch, query_id, batch_id,"
+        " parallelism) VALUES (:job, 7, 2, 'query', 7, 2)"
+    )
+    assert stored.apply().condemned_files == job.DOOMED
+    assert job.execute(query, batch=7) == [("WRITING",)]
 
 
 def test_another_jobs_plan_touches_nothing(job: SyntheticJob) -> None:

@@ -18,7 +18,7 @@ from cairn.maintenance.cleanup import CleanupReport, cleanup_job, job_names
 from cairn.maintenance.deleter import delete_condemned
 from cairn.storage.posix import PosixStore
 from metastore.engine import run_transaction
-from metastore.upkeep import JobFacts, read_snapshot
+from metastore.upkeep import PLAN_ROWS, JobFacts, read_snapshot
 from tests.maintenance.synthetic import SyntheticJob, dump
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -267,15 +267,15 @@ def test_the_role_cairn_maintainer_may_do_all_of_it(job: SyntheticJob) -> None:
     assert_clean(job)
 
 
-def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -> None:
-    number = 12_000
+def add_confirmed(job: SyntheticJob, last: int) -> None:
+    """Adds checkpoints 7 to `last`, which are CONFIRMED."""
     job.execute(
-        "UPDATE cairn.jobs SET next_checkpoint_id = :last + 1 WHERE job_id = :job", last=number
+        "UPDATE cairn.jobs SET next_checkpoint_id = :last + 1 WHERE job_id = :job", last=last
     )
     job.execute(
         "INSERT INTO cairn.checkpoints (job_id, checkpoint_id, epoch, query_id, batch_id,"
         " parallelism) SELECT :job, n, 2, 'query', n, 2 FROM generate_series(7, :last) n",
-        last=number,
+        last=last,
     )
     for status in ("COMPLETED", "CONFIRMED"):
         job.execute(
@@ -283,6 +283,24 @@ def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -
             " WHERE job_id = :job AND checkpoint_id > 6",
             status=status,
         )
+
+
+def test_more_pins_than_fit_one_plan_hide_nothing_that_can_go(job: SyntheticJob) -> None:
+    last, pinned = PLAN_ROWS + 100, PLAN_ROWS + 50
+    add_confirmed(job, last)
+    job.execute(
+        "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"
+        " SELECT gen_random_uuid(), :job, n, 'pin' FROM generate_series(7, :pinned) n",
+        pinned=pinned,
+    )
+    report = cleanup_job(job.url, job.name)
+    assert report.subsumed_checkpoints == 5 + (last - 2) - pinned
+    assert report.deleted_files >= job.DOOMED
+
+
+def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -> None:
+    number = 12_000
+    add_confirmed(job, number)
     job.execute(
         "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope)"
         " SELECT md5(:job || n)::uuid, :job, 2, :job || '/shared/' || n || '.seg', 'shared'"

@@ -46,6 +46,8 @@ class ModelFile:
     file_id: UUID
     status: FileStatus
     epoch: int
+    is_lost: bool = False
+    may_appear: bool = False
 
 
 @dataclass
@@ -57,12 +59,17 @@ class ModelJob:
     checkpoints: dict[int, CheckpointStatus]
     segments: list[ModelSegment]
     files: dict[UUID, ModelFile] = field(default_factory=dict)
+    pinned: set[int] = field(default_factory=set)
 
     def snapshot(self) -> UpkeepSnapshot:
         live = Counter(segment.file_id for segment in self.segments if segment.live)
         return UpkeepSnapshot(
             JobFacts("job-1", "job", "/storage", self.num_retained, self.current_epoch),
-            tuple(OpenCheckpoint(i, s) for i, s in self.checkpoints.items() if s in OPEN),
+            tuple(
+                OpenCheckpoint(i, s, is_pinned=i in self.pinned)
+                for i, s in self.checkpoints.items()
+                if s in OPEN
+            ),
             tuple(
                 ReleasedSegment(s.segment_id, s.file_id, s.first, s.released)
                 for s in self.segments
@@ -76,6 +83,8 @@ class ModelJob:
                     f.epoch,
                     SIZE_BYTES if f.status is FileStatus.SEALED else None,
                     live[f.file_id],
+                    is_lost=f.is_lost,
+                    may_appear=f.may_appear,
                 )
                 for f in self.files.values()
                 if f.status in (FileStatus.WRITING, FileStatus.SEALED)
@@ -102,6 +111,8 @@ def jobs(draw: st.DrawFn) -> ModelJob:
             UUID(int=n),
             draw(st.sampled_from([FileStatus.SEALED, FileStatus.SEALED, FileStatus.WRITING])),
             draw(st.integers(1, 5)),
+            draw(st.booleans()),
+            draw(st.booleans()),
         )
         for n in range(draw(st.integers(0, 6)))
     }
@@ -119,17 +130,28 @@ def jobs(draw: st.DrawFn) -> ModelJob:
                 live=released is None or draw(st.booleans()),
             )
         )
-    return ModelJob(draw(st.integers(2, 5)), epoch, checkpoints, segments, files)
+    confirmed = [i for i, s in checkpoints.items() if s is CheckpointStatus.CONFIRMED]
+    pinned = draw(st.sets(st.sampled_from(confirmed))) if confirmed else set()
+    return ModelJob(draw(st.integers(2, 5)), epoch, checkpoints, segments, files, pinned)
 
 
 @given(jobs())
 def test_the_newest_confirmed_and_all_unconfirmed_checkpoints_stay(job: ModelJob) -> None:
+    job.pinned.clear()
     confirmed = [i for i, s in job.checkpoints.items() if s is CheckpointStatus.CONFIRMED]
     plan = plan_subsumption(job.snapshot())
     assert set(plan.subsumed_checkpoints) == set(sorted(confirmed)[: -job.num_retained])
     unconfirmed = {i for i, s in job.checkpoints.items() if s in OPEN and i not in confirmed}
     newest = set(sorted(confirmed)[-job.num_retained :])
     assert set(plan.retained_checkpoints) == unconfirmed | newest
+
+
+@given(jobs())
+def test_pinned_checkpoints_stay_besides_those_that_stay_without_pins(job: ModelJob) -> None:
+    pinned, job.pinned = job.pinned, set()
+    without = set(plan_subsumption(job.snapshot()).retained_checkpoints)
+    job.pinned = pinned
+    assert set(plan_subsumption(job.snapshot()).retained_checkpoints) == without | pinned
 
 
 @given(jobs())
@@ -155,7 +177,17 @@ def test_what_a_plan_leaves_is_needed_or_in_flight(job: ModelJob) -> None:
         if file.status is FileStatus.SEALED:
             assert file.file_id in live_in
         if file.status is FileStatus.WRITING:
-            assert file.epoch >= job.current_epoch
+            may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
+            assert may_be_sealed or file.may_appear
+
+
+@given(jobs())
+def test_a_file_that_may_be_sealed_or_may_still_appear_is_not_condemned(job: ModelJob) -> None:
+    condemned = {file.file_id for file in plan_subsumption(job.snapshot()).condemned_files}
+    for file in job.files.values():
+        may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
+        if file.status is FileStatus.WRITING and (may_be_sealed or file.may_appear):
+            assert file.file_id not in condemned
 
 
 @given(jobs())
@@ -199,7 +231,7 @@ def test_the_digest_tells_plans_apart(job: ModelJob) -> None:
 
 
 def test_reasons_name_what_freed_the_file() -> None:
-    sealed, empty, fenced, in_flight = (UUID(int=n) for n in range(4))
+    sealed, empty, fenced, in_flight, lost = (UUID(int=n) for n in range(5))
     job = ModelJob(
         num_retained=2,
         current_epoch=3,
@@ -210,6 +242,7 @@ def test_reasons_name_what_freed_the_file() -> None:
             empty: ModelFile(empty, FileStatus.SEALED, 3),
             fenced: ModelFile(fenced, FileStatus.WRITING, 2),
             in_flight: ModelFile(in_flight, FileStatus.WRITING, 3),
+            lost: ModelFile(lost, FileStatus.WRITING, 3, is_lost=True),
         },
     )
     plan = plan_subsumption(job.snapshot())
@@ -217,6 +250,7 @@ def test_reasons_name_what_freed_the_file() -> None:
         sealed: "sealed, and no retained checkpoint needs its last live segments (1)",
         empty: "sealed, and holds no live segment",
         fenced: "its writer, run 2, was replaced by run 3 and can never seal it",
+        lost: "nobody may seal it any more: its batch is over, or another request has won",
     }
     assert plan.freed_bytes == 2 * SIZE_BYTES
 

@@ -21,9 +21,11 @@ from metastore.models import (
     MaintenanceRun,
     Materialization,
     PhysicalFile,
+    Pin,
     Run,
     Segment,
     SubtaskAck,
+    UploadStat,
 )
 
 PATHS = {
@@ -105,12 +107,26 @@ class Rows:
             )
         )
 
+    def pin(self, checkpoint_id: int, kind: str = "pin", name: str | None = None) -> UUID:
+        pin_id = uuid4()
+        self.execute(
+            insert(Pin).values(
+                pin_id=pin_id,
+                job_id=self.job_id,
+                checkpoint_id=checkpoint_id,
+                kind=kind,
+                name=name,
+            )
+        )
+        return pin_id
+
     def file(
         self,
         status: str = "SEALED",
         size_bytes: int = 1000,
         scope: Scope = Scope.TASK_MANAGER,
         path: str | None = None,
+        retry_of: UUID | None = None,
     ) -> UUID:
         file_id = uuid4()
         self.execute(
@@ -120,6 +136,8 @@ class Rows:
                 epoch=1,
                 path=path or f"{file_id}.seg",
                 scope=scope,
+                batch_id=1,
+                retry_of=retry_of,
             )
         )
         which = PhysicalFile.file_id == file_id
@@ -141,6 +159,20 @@ class Rows:
         )
         self.walk(Directory, Directory.path == path, status)
         return path
+
+    def upload(self, checkpoint_id: int, **facts: int) -> None:
+        """Adds the stats of a group commit; every number that is not given is 1."""
+        own = {"commit_id", "job_id", "checkpoint_id", "tm_id", "recorded_at"}
+        numbers = {c.name: 1 for c in UploadStat.__table__.columns if c.name not in own}
+        self.execute(
+            insert(UploadStat).values(
+                commit_id=uuid4(),
+                job_id=self.job_id,
+                checkpoint_id=checkpoint_id,
+                tm_id="tm",
+                **{**numbers, **facts},
+            )
+        )
 
     def segment(
         self,

@@ -77,23 +77,38 @@ class Steps:
     def begin(self, batch: BatchRef) -> BatchStart:
         return self.run(lambda c: begin_batch(c, batch))
 
-    def intend(self, batch: BatchRef, scope: Scope = Scope.TASK_MANAGER) -> WrittenFile:
-        """Records the intent of a file of one segment's size."""
-        file_id = str(uuid4())
-        tm_id = f"tm-{batch.epoch}"
-        file = IntendedFile(file_id, task_manager_file(self.job_id, tm_id, file_id), scope)
-        path = task_manager_directory(self.job_id, tm_id)
-        claim = DirectoryHandle(path, Scope.TASK_MANAGER, tm_id=tm_id)
-        self.run(lambda c: intend_files(c, batch, [file], [claim]))
-        return WrittenFile(file_id, file.path, SIZE_BYTES)
+    def intend(
+        self,
+        batch: BatchRef,
+        scope: Scope = Scope.TASK_MANAGER,
+        retry_of: WrittenFile | None = None,
+    ) -> WrittenFile:
+        """Records the intent of a file of one segment's size: a changelog's or a base's."""
+        file = WrittenFile(str(uuid4()), SIZE_BYTES)
+        intended = IntendedFile(
+            file.file_id,
+            self.path(file),
+            scope,
+            batch.batch_id if scope is Scope.TASK_MANAGER else None,
+            retry_of.file_id if retry_of else None,
+        )
+        self.run(lambda c: intend_files(c, batch, [intended], [self.directory]))
+        return file
 
-    def changelog(
-        self, epoch: int, checkpoint_id: int, subtask: int, path: str, offset: int
-    ) -> SegmentHandle:
+    @property
+    def directory(self) -> DirectoryHandle:
+        """The directory that all its files are in."""
+        path = task_manager_directory(self.job_id, "tm")
+        return DirectoryHandle(path, Scope.TASK_MANAGER, tm_id="tm")
+
+    def path(self, file: WrittenFile) -> str:
+        return task_manager_file(self.job_id, "tm", file.file_id)
+
+    def changelog(self, epoch: int, checkpoint_id: int, subtask: int, offset: int) -> SegmentHandle:
         return SegmentHandle(
             str(uuid4()),
             SegmentKind.CHANGELOG,
-            path,
+            "",
             offset,
             SIZE_BYTES,
             "00",
@@ -107,13 +122,11 @@ class Steps:
         self, batch: BatchRef, checkpoint_id: int, subtasks: Sequence[int], task_attempt: int = 1
     ) -> tuple[list[Ack], WrittenFile]:
         """Returns the acks of a group, with the file they wrote (its intent is recorded)."""
-        file = self.intend(batch)
         acks = []
         for number, subtask in enumerate(subtasks):
-            offset = number * SIZE_BYTES
-            segment = self.changelog(batch.epoch, checkpoint_id, subtask, file.path, offset)
+            segment = self.changelog(batch.epoch, checkpoint_id, subtask, number * SIZE_BYTES)
             acks.append(Ack(subtask, str(uuid4()), task_attempt, 10, 5, segment))
-        return acks, replace(file, size_bytes=len(acks) * SIZE_BYTES)
+        return acks, replace(self.intend(batch), size_bytes=len(acks) * SIZE_BYTES)
 
     def ack(
         self,
@@ -151,11 +164,10 @@ class Steps:
         kind: SegmentKind = SegmentKind.KEYED_FULL,
     ) -> tuple[WrittenFile, SegmentHandle]:
         """Returns a base of some key groups, with its file (the intent is recorded)."""
-        file = self.intend(batch, Scope.SHARED)
         handle = SegmentHandle(
             str(uuid4()),
             kind,
-            file.path,
+            "",
             0,
             SIZE_BYTES,
             "00",
@@ -164,7 +176,7 @@ class Steps:
             as_of,
             as_of,
         )
-        return file, handle
+        return self.intend(batch, Scope.SHARED), handle
 
     def install(
         self, batch: BatchRef, *bases: tuple[WrittenFile, SegmentHandle], subtask: int = 0
@@ -210,7 +222,15 @@ class Steps:
 
     def dump(self) -> dict[str, list[str]]:
         """Returns every row that the protocol writes, as text."""
-        tables = ("jobs", "runs", "checkpoints", "subtask_acks", "physical_files", "segments")
+        tables = (
+            "jobs",
+            "runs",
+            "checkpoints",
+            "subtask_acks",
+            "physical_files",
+            "segments",
+            "upload_stats",
+        )
         return {
             table: [
                 str(row)
@@ -221,6 +241,13 @@ class Steps:
             ]
             for table in tables
         }
+
+    def let_writes_end(self) -> None:
+        """Makes every write intent as old as it takes for no request to be under way."""
+        self.sql(
+            "UPDATE cairn.physical_files SET created_at = created_at - interval '21 min'"
+            " WHERE job_id = :job"
+        )
 
     def clean(self) -> None:
         cleanup_job(self.url, self.name)
@@ -242,7 +269,7 @@ def acknowledging(
 ) -> Callable[[Connection], None]:
     """Returns the body of a group's transaction."""
 
-    files = [] if file is None else [file]
+    files = {} if file is None else {"": file}
 
     def work(connection: Connection) -> None:
         acknowledge(

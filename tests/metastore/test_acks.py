@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 from uuid import uuid4
@@ -15,8 +16,11 @@ from sqlalchemy import Connection, event
 
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import Scope
-from metastore.acks import Ack, IntendedFile, intend_files
+from cairn.storage import open_store
+from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files, seal_files
+from metastore.batches import BatchRef
 from metastore.engine import open_engine
+from metastore.uploads import UploadStats
 from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
 
 
@@ -197,6 +201,7 @@ def test_cleanup_keeps_the_file_that_a_live_run_is_writing(steps: Steps) -> None
     batch = steps.ref(steps.register(), 0)
     steps.begin(batch)
     acks, file = steps.group(batch, 1, [0, 1])
+    steps.let_writes_end()
     steps.clean()
     steps.commit(batch, 1, acks, file)
     assert steps.file_facts(file) == ("SEALED", 2, 2 * SIZE_BYTES)
@@ -207,11 +212,132 @@ def test_cleanup_takes_the_file_that_a_fenced_run_was_writing(steps: Steps) -> N
     steps.begin(batch)
     file = steps.intend(batch)
     steps.register()
+    steps.let_writes_end()
     steps.clean()
     assert steps.file_facts(file)[0] == "WRITING", "the newer run has not begun"
     steps.begin(steps.ref(2, 0))
     steps.clean()
     assert steps.file_facts(file)[0] == "DELETED"
+
+
+def test_cleanup_leaves_a_fenced_runs_file_while_its_object_may_still_appear(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    file = steps.intend(batch)
+    steps.register()
+    steps.begin(steps.ref(2, 0))
+    steps.clean()
+    assert steps.file_facts(file)[0] == "WRITING"
+    open_store(steps.storage).put(steps.path(file), [b"late"])
+    steps.let_writes_end()
+    steps.clean()
+    assert steps.file_facts(file)[0] == "DELETED"
+    assert list(open_store(steps.storage).list(steps.job_id)) == []
+
+
+def test_cleanup_takes_a_file_that_was_never_sealed_once_its_batch_is_over(steps: Steps) -> None:
+    epoch = steps.register()
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    lost = steps.intend(batch)
+    acks, winner = steps.group(batch, 1, [0, 1])
+    steps.commit(batch, 1, acks, winner)
+    steps.let_writes_end()
+    steps.clean()
+    assert steps.file_facts(lost)[0] == "WRITING", "an attempt may still seal it"
+    steps.begin(steps.ref(epoch, 1))
+    steps.clean()
+    assert steps.file_facts(lost)[0] == "DELETED"
+    assert steps.file_facts(winner)[0] == "SEALED"
+
+
+def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_go_on(steps: Steps) -> None:
+    epoch = steps.register()
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    base = steps.intend(batch, Scope.SHARED)
+    steps.ack(batch, 1, 0, 1)
+    steps.begin(steps.ref(epoch, 1))
+    steps.let_writes_end()
+    steps.clean()
+    steps.run(lambda c: seal_files(c, batch, [base]))
+    assert steps.file_facts(base)[0] == "SEALED"
+
+
+@pytest.mark.parametrize("winner", [0, 1, 2])
+def test_cleanup_takes_the_requests_for_a_base_that_lost_to_another(
+    steps: Steps, winner: int
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    first = steps.intend(batch, Scope.SHARED)
+    files = [first, *(steps.intend(batch, Scope.SHARED, first) for _ in range(2))]
+    other = steps.intend(batch, Scope.SHARED)
+    steps.let_writes_end()
+    steps.clean()
+    assert [steps.file_facts(file)[0] for file in files] == ["WRITING"] * 3
+    steps.run(lambda c: seal_files(c, batch, [files[winner]]))
+    steps.clean()
+    found = [steps.file_facts(file)[0] for file in files]
+    assert found.pop(winner) != "WRITING"
+    assert found == ["DELETED"] * 2
+    assert steps.file_facts(other)[0] == "WRITING"
+
+
+def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
+    epoch = steps.register()
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    file = steps.intend(batch)
+    steps.ack(batch, 1, 0, 1)
+    steps.begin(steps.ref(epoch, 1))
+    steps.let_writes_end()
+    steps.clean()
+    with pytest.raises(FencedError, match="the physical file is DELETED"):
+        steps.run(lambda c: seal_files(c, batch, [file]))
+
+
+def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, file = steps.group(batch, 1, [0, 1])
+    one = UploadStats(str(uuid4()), 2, 100, 2, 0, 1, 1, 0, 2, 0, 3, 10, 500, 490)
+    two = UploadStats(str(uuid4()), 1, 50, 3, 2, 0, 0, 2, 3, 1, 1, 20, 700, 600)
+    statements = count_statements(steps, batch, acks, file, [one, two])
+    assert statements == count_statements(steps, batch, acks, file, [])
+    columns = (
+        "files, segments, size_bytes, requests, retries, hedges, hedge_wins, failed_attempts,"
+        " winning_attempt, failed_uploads, queue_size, wait_ms, upload_ms, longest_request_ms"
+    )
+    assert steps.sql(f"SELECT {columns} FROM cairn.upload_stats WHERE job_id = :job") == [  # noqa: S608
+        (2, 3, 150, 5, 2, 1, 1, 2, 3, 1, 3, 30, 1200, 600)
+    ]
+    assert steps.statuses() == {1: "COMPLETED"}
+
+
+def count_statements(
+    steps: Steps,
+    batch: BatchRef,
+    acks: Sequence[Ack],
+    file: WrittenFile,
+    uploads: Sequence[UploadStats],
+) -> int:
+    """Acknowledges twice, as when an answer was lost; returns the statements of the second time."""
+    work = partial(
+        acknowledge,
+        batch=batch,
+        checkpoint_id=1,
+        tm_id="tm",
+        acks=acks,
+        files={"": file},
+        uploads=uploads,
+    )
+    sent: list[str] = []
+    steps.run(work)
+    with open_engine(steps.url).begin() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: sent.append(given[2]))
+        work(connection)
+    return len(sent)
 
 
 def test_a_write_intent_whose_answer_was_lost_changes_nothing_the_second_time(
@@ -221,8 +347,8 @@ def test_a_write_intent_whose_answer_was_lost_changes_nothing_the_second_time(
     steps.begin(batch)
     file = steps.intend(batch)
     before = steps.dump()
-    again = IntendedFile(file.file_id, file.path, Scope.TASK_MANAGER)
-    steps.run(lambda c: intend_files(c, batch, [again]))
+    again = IntendedFile(file.file_id, steps.path(file), Scope.TASK_MANAGER)
+    steps.run(lambda c: intend_files(c, batch, [again], [steps.directory]))
     assert steps.dump() == before
 
 

@@ -190,7 +190,7 @@ def test_a_base_in_a_condemned_file_is_refused_and_releases_nothing(steps: Steps
     good, bad = steps.base(batch, 1, (0, 2)), steps.base(batch, 1, (2, 4))
     steps.sql(
         "UPDATE cairn.physical_files SET status = 'CONDEMNED' WHERE job_id = :job AND path = :path",
-        path=bad[0].path,
+        path=steps.path(bad[0]),
     )
     before = steps.dump()
     with pytest.raises(FencedError, match="the physical file is CONDEMNED"):

@@ -72,8 +72,8 @@ def test_the_next_batch_confirms_its_parent_and_carries_its_winning_attempts(ste
     }
     handles = [parent.acks[i].segment for i in (0, 1)]
     assert [(h.offset, h.size_bytes, h.path) for h in handles if h] == [
-        (0, 100, file.path),
-        (100, 100, file.path),
+        (0, 100, steps.path(file)),
+        (100, 100, steps.path(file)),
     ]
 
 

@@ -34,6 +34,7 @@ from metastore.models import (
     Segment,
     SegmentStatus,
     SubtaskAck,
+    UploadStat,
 )
 from tests.metastore.rows import Rows
 
@@ -150,6 +151,10 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
     (Directory, {"subtask": 9}),
     (Directory, {"parallelism": 9}),
     (Directory, {"tm_id": "other"}),
+    (PhysicalFile, {"batch_id": 9}),
+    (PhysicalFile, {"retry_of": UUID(int=9)}),
+    (UploadStat, {"checkpoint_id": 9}),
+    (UploadStat, {"requests": 9}),
     (Segment, {"segment_id": UUID(int=9)}),
     (Segment, {"file_id": UUID(int=9)}),
     (Segment, {"key_groups": Range(0, 8)}),
@@ -172,6 +177,7 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
 def test_identity_never_changes(rows: Rows, table: type[Base], change: dict[str, Any]) -> None:
     rows.checkpoint(1)
     rows.ack(1, 0, 5)
+    rows.upload(1)
     rows.segment(rows.file())
     rows.directory()
     rows.deletion(rows.file("CONDEMNED"))

@@ -159,6 +159,34 @@ def test_native_comparison_counts_whole_batches_at_their_own_parallelism(rows: R
     assert job["native_files_at_200"] == 2 * 400 + 4
 
 
+def test_changelog_storage_has_flinks_metrics_of_each_group_commit(rows: Rows) -> None:
+    rows.checkpoint(1)
+    rows.upload(1, requests=3, retries=1, hedges=1, upload_ms=459, winning_attempt=2, segments=5)
+    rows.upload(1, size_bytes=7000, failed_uploads=2, queue_size=4, wait_ms=12)
+    slow, large = sorted(rows.view("v_changelog_storage"), key=lambda row: row["upload_sizes"])
+    assert (slow["job_name"], slow["checkpoint_id"], slow["tm_id"]) == (rows.job_id, 1, "tm")
+    assert slow["number_of_upload_requests"] == slow["total_attempts_per_upload"] == 3
+    assert (slow["retries"], slow["hedges"], slow["attempts_per_upload"]) == (1, 1, 2)
+    assert slow["upload_latencies_nanos"] == 459_000_000
+    assert slow["upload_batch_sizes"] == 5
+    assert (large["upload_sizes"], large["number_of_upload_failures"]) == (7000, 2)
+    assert (large["upload_queue_size"], large["wait_ms"]) == (4, 12)
+
+
+def test_lost_uploads_are_the_unsealed_files_of_uploads_that_another_request_won(
+    rows: Rows,
+) -> None:
+    first = rows.file("WRITING")
+    hedge = rows.file(retry_of=first)
+    retry = rows.file("WRITING", retry_of=first)
+    quick = rows.file()
+    late = rows.file("WRITING", retry_of=quick)
+    hopeless = rows.file("WRITING")
+    rows.file("WRITING", retry_of=hopeless)
+    lost = {row["file_id"]: row["lost_to"] for row in rows.view("v_lost_uploads")}
+    assert lost == {first: hedge, retry: hedge, late: quick}
+
+
 def test_materialization_shows_what_was_begun_and_written_last(rows: Rows) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     made: list[dict[str, Any]] = [

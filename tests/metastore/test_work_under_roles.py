@@ -10,17 +10,21 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import ProgrammingError
 
 from cairn.cli import main
+from cairn.handles import PinKind
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.savepoints.write import pin
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
 from metastore.engine import dispose_engines, run_transaction
 from metastore.materializations import Materialized, record_end, record_start
+from metastore.pins import remove_pins
 from metastore.runs import register_run
 from tests.metastore.steps import Steps
 
 VIEWS = (
     "v_jobs",
     "v_checkpoint_history",
+    "v_pins",
     "v_files",
     "v_space_amplification",
     "v_native_comparison",
@@ -110,14 +114,32 @@ def test_maintainer_plans_applies_and_deletes(
     assert {stored.path for stored in store.list("")} == paths(written, "SEALED")
 
 
+def test_writer_pins_and_unpins_and_maintainer_keeps_what_is_pinned(
+    written: Steps, logins: dict[str, str]
+) -> None:
+    oldest = min(i for i, status in written.statuses().items() if status == "CONFIRMED")
+    pinned = pin(written.url, written.name, oldest, kind=PinKind.PIN)
+    cleanup_job(logins["cairn_maintainer"], written.name)
+    assert written.statuses()[oldest] == "CONFIRMED"
+    written.run(lambda c: remove_pins(c, written.name, [pinned.pin_id]))
+    cleanup_job(logins["cairn_maintainer"], written.name)
+    assert written.statuses()[oldest] == "SUBSUMED"
+
+
 def test_reader_sees_the_views_and_the_lists_and_no_table(
     written: Steps, logins: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pin(written.url, written.name, None, kind=PinKind.SAVEPOINT)
     url = logins["cairn_reader"]
     for view in VIEWS:
         query = f"SELECT * FROM cairn.{view} WHERE job_name = '{written.name}'"  # noqa: S608
         assert execute(url, query) > 0
-    for command in (["jobs"], ["checkpoints", written.name], ["files", written.name]):
+    for command in (
+        ["jobs"],
+        ["checkpoints", written.name],
+        ["files", written.name],
+        ["pins", written.name],
+    ):
         assert main([*command, "--metastore", url, "--json"]) == 0
         assert written.name in capsys.readouterr().out
     with pytest.raises(ProgrammingError, match="permission denied"):

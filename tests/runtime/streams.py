@@ -163,6 +163,7 @@ class Settings:
     master: str = "local[2,4]"
     parallelism: int = 3
     options: Mapping[str, str] = field(default_factory=dict)
+    restore_from: str | None = None
 
     def cairn_job(self) -> cairn.Job:
         """Returns the job."""
@@ -173,6 +174,7 @@ class Settings:
             metastore=self.metastore,
             parallelism=self.parallelism,
             options=options,
+            restore_from=self.restore_from,
         )
 
 

@@ -297,7 +297,8 @@ class FailingStore(PosixStore):
 def test_a_write_that_failed_acknowledges_nobody_and_the_next_holder_writes_anew(
     plan: RunPlan,
 ) -> None:
-    quick = without_delay(plan)
+    once = replace(plan.settings, persist_delay_ms=0, upload_retry_policy="none")
+    quick = replace(plan, settings=once)
     store = FailingStore(Path(plan.storage.removeprefix("file://")))
     with pytest.raises(StorageError, match="timed out"):
         replace(task(quick, 0), store=store).run()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
@@ -67,6 +67,14 @@ def written(url: str) -> dict[int, set[str]]:
         return found
 
 
+def clean(settings: Settings) -> None:
+    """Cleans up when no write can be under way any more."""
+    statement = "UPDATE cairn.physical_files SET created_at = created_at - interval '1 hour'"
+    with open_engine(settings.metastore).begin() as connection:
+        connection.execute(text(statement))
+    cleanup_job(settings.metastore, "small")
+
+
 def test_initial_state_counts_once_when_the_first_batch_runs_twice(
     spark: SparkSession, stream: MakeStream
 ) -> None:
@@ -95,7 +103,7 @@ def test_initial_state_counts_once_when_the_first_batch_was_not_committed(
     assert set(written(settings.metastore)) == {1}
     run(spark, settings)
     assert newest_state(settings.metastore) == seeded(2)
-    cleanup_job(settings.metastore, "small")
+    clean(settings)
     kept = written(settings.metastore)
     assert set(kept) == {2}
     stored = {found.path for found in open_store(settings.storage).list("")}
@@ -104,6 +112,6 @@ def test_initial_state_counts_once_when_the_first_batch_was_not_committed(
     run(spark, settings)
     assert newest_state(settings.metastore) == seeded(4)
     assert set(written(settings.metastore)) == {2}
-    cleanup_job(settings.metastore, "small")
+    clean(settings)
     assert written(settings.metastore) == {}
     assert not kept[2] & {found.path for found in open_store(settings.storage).list("")}

@@ -19,8 +19,10 @@ import pytest
 from sqlalchemy import func, select
 
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.savepoints.rebuild import rebuild
 from cairn.storage import open_store
 from metastore.engine import open_engine
+from metastore.migrate import migrate
 from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
 from tests.runtime import timed_streams
 from tests.runtime.streams import (
@@ -177,10 +179,13 @@ def test_merging_switched_whenever_the_driver_is_killed_loses_and_doubles_nothin
 
 
 def test_python_workers_killed_at_random_points_lose_and_double_nothing(
-    stream: MakeStream, tmp_path: Path
+    stream: MakeStream, tmp_path: Path, empty_database_url: str
 ) -> None:
     files = 30
-    options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
+    options = {
+        "cairn.changelog.periodic-materialize.interval": "700 ms",
+        "cairn.manifest-interval": "1",
+    }
     settings = stream(files, master="local[2,99]", options=options)
     log, chance, kills = tmp_path / "log", random.Random(), 0
     with running(settings, log) as process:
@@ -193,6 +198,17 @@ def test_python_workers_killed_at_random_points_lose_and_double_nothing(
         finish(process, log)
     assert kills >= 3
     assert_whole(settings, files)
+    assert_rebuilt(settings, empty_database_url)
+
+
+def assert_rebuilt(settings: Settings, url: str) -> None:
+    """Every checkpoint that manifests bring back is what it should be."""
+    migrate(url)
+    [job] = rebuild(url, settings.storage).jobs
+    back = retained(url, settings.job)
+    assert len(back) == job.checkpoints >= 2
+    for checkpoint, batch in back.items():
+        assert read_state(url, settings.job, checkpoint) == expected_state(batch + 1)
 
 
 def test_subtasks_stay_on_their_executor_and_an_executor_killed_loses_nothing(

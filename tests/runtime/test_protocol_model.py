@@ -203,8 +203,15 @@ class Protocol(RuleBasedStateMachine):
         with suppress(FileNotFoundError):
             shutil.rmtree(TaskManager(self.on(host), name).directory)
 
-    @rule()
-    def clean(self) -> None:
+    @rule(an_hour_later=st.booleans())
+    def clean(self, an_hour_later: bool) -> None:
+        if an_hour_later:
+            statement = (
+                "UPDATE cairn.physical_files SET created_at = created_at - interval '1 hour'"
+                " WHERE job_id = :job"
+            )
+            with open_engine(self.url).begin() as connection:
+                connection.execute(text(statement), {"job": self.plan.job_id})
         cleanup_job(self.url, self.job)
 
     def on(self, host: str) -> RunPlan:

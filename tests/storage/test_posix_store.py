@@ -14,6 +14,7 @@ import pytest
 
 from cairn.errors import BadInputError, RefusedError, StorageError
 from cairn.storage import ObjectStore, open_store
+from cairn.storage.posix import PosixStore
 from cairn.storage.store import TEMP_PREFIX
 
 PATH = "job-1/taskmanager-owned/tm/a.seg"
@@ -380,3 +381,10 @@ def test_a_failing_disk_is_a_storage_error_that_names_the_file() -> None:
     with pytest.raises(StorageError, match="cannot read: Input/output error") as caught:
         open_store("/proc/self").get("mem", 0, 10)
     assert (caught.value.file, caught.value.offset) == ("mem", 0)
+
+
+def test_an_object_does_not_appear_after_the_time_in_which_it_may(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path, longest_write_s=0)
+    with pytest.raises(StorageError, match=r"writing took .* longer than"):
+        store.put(PATH, [b"late"])
+    assert files(tmp_path) == []

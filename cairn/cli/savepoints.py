@@ -1,0 +1,187 @@
+"""The commands that keep checkpoints, and the one that rebuilds the metastore from them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from cairn.cli.commands import TIMEOUT_MS, print_rows, read_view
+from cairn.errors import BadInputError
+from cairn.handles import PinKind
+from cairn.layout import manifest_file
+from cairn.savepoints.rebuild import RebuildReport, rebuild
+from cairn.savepoints.write import pin as write_pin
+from metastore.engine import run_transaction
+from metastore.migrate import require_current
+from metastore.pins import open_pins, remove_pins
+
+Run = Callable[[str, Namespace], int]
+"""Does what a command says, with the metastore's URL; returns the exit code."""
+
+_CORRUPT = 5
+_REBUILD_TIMEOUT_MS = 600_000
+
+_PIN_COLUMNS = {
+    "job_name": "job",
+    "checkpoint_id": "checkpoint",
+    "batch_id": "batch",
+    "kind": "kind",
+    "name": "name",
+    "created_at": "since (UTC)",
+    "manifest": "manifest",
+}
+_REBUILD_COLUMNS = {
+    "job": "job",
+    "checkpoints": "checkpoints",
+    "newest_checkpoint": "newest",
+    "batch_id": "batch",
+    "segments": "segments",
+    "files": "files",
+    "live_bytes": "live",
+    "unknown_files": "unknown files",
+    "unknown_bytes": "unknown",
+}
+
+
+def add_commands(
+    commands: argparse._SubParsersAction[Any], common: argparse.ArgumentParser
+) -> None:
+    """Adds the parsers of savepoint, pin, unpin, pins and metastore."""
+    changing = argparse.ArgumentParser(add_help=False)
+    changing.add_argument("--dry-run", action="store_true", help="say it, change nothing")
+
+    def add(
+        name: str, run: Run, help_: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(
+            name, parents=[common, *parents], help=help_
+        )
+        command.add_argument("job", metavar="JOB", help="the job's name")
+        command.set_defaults(run=run)
+        return command
+
+    command = add("savepoint", savepoint, "keep the newest checkpoint, with a manifest", changing)
+    command.add_argument("--name", metavar="NAME", help="what to call it")
+    command = add("pin", pin, "keep a checkpoint, with a manifest", changing)
+    command.add_argument(
+        "checkpoint", type=int, nargs="?", metavar="CHECKPOINT", help="else the newest confirmed"
+    )
+    command.add_argument("--name", metavar="NAME", help="what to call the pin")
+    command = add("unpin", unpin, "give up pins and savepoints", changing)
+    command.add_argument(
+        "checkpoint", type=int, nargs="?", metavar="CHECKPOINT", help="those of this checkpoint"
+    )
+    command.add_argument("--name", metavar="NAME", help="those of this name")
+    add("pins", pins, "list a job's pins and savepoints")
+
+    database = commands.add_parser("metastore", help="the metastore as a whole")
+    actions = database.add_subparsers(required=True, metavar="ACTION")
+    again = actions.add_parser(
+        "rebuild",
+        parents=[common, changing],
+        help="fill an empty metastore from the manifests in a storage",
+    )
+    again.add_argument("storage", metavar="STORAGE", help="s3://bucket/prefix or a directory")
+    again.set_defaults(run=rebuild_metastore)
+
+
+def savepoint(url: str, arguments: Namespace) -> int:
+    """Pins the newest confirmed checkpoint, writes its manifest and prints the manifest's URL."""
+    return _pin(url, arguments, None, PinKind.SAVEPOINT)
+
+
+def pin(url: str, arguments: Namespace) -> int:
+    """Pins a checkpoint and writes its manifest."""
+    return _pin(url, arguments, arguments.checkpoint, PinKind.PIN)
+
+
+def unpin(url: str, arguments: Namespace) -> int:
+    """Removes the pins of a checkpoint or of a name."""
+    if arguments.checkpoint is None and arguments.name is None:
+        raise BadInputError("unpin takes a checkpoint, a --name, or both; `cairn pins` lists them")
+    require_current(url, timeout_ms=TIMEOUT_MS)
+    found = run_transaction(
+        url,
+        lambda c: open_pins(c, arguments.job, arguments.checkpoint, arguments.name),
+        timeout_ms=TIMEOUT_MS,
+        what=f"finding pins of job {arguments.job}",
+    )
+    if not arguments.dry_run:
+        run_transaction(
+            url,
+            lambda c: remove_pins(c, arguments.job, [row["pin_id"] for row in found]),
+            timeout_ms=TIMEOUT_MS,
+            what=f"removing pins of job {arguments.job}",
+        )
+    return _print_pins([{**row, "dry_run": arguments.dry_run} for row in found], arguments)
+
+
+def pins(url: str, arguments: Namespace) -> int:
+    """Lists a job's pins and savepoints, oldest checkpoint first."""
+    query = (
+        "SELECT * FROM cairn.v_pins WHERE job_id = :job_id AND removed_at IS NULL "
+        "ORDER BY checkpoint_id, created_at"
+    )
+    return print_rows(read_view(url, query, arguments.job), _PIN_COLUMNS, arguments)
+
+
+def rebuild_metastore(url: str, arguments: Namespace) -> int:
+    """Fills the metastore from manifests, and says what could not be brought back."""
+    require_current(url, timeout_ms=TIMEOUT_MS)
+    report = _rebuild(url, arguments)
+    for problem in report.problems:
+        print(f"not used: {problem}", file=sys.stderr)
+    if not report.jobs:
+        raise BadInputError(f"no manifest that can be used is below {arguments.storage}")
+    rows = [{**asdict(job), "dry_run": arguments.dry_run} for job in report.jobs]
+    print_rows(rows, _REBUILD_COLUMNS, arguments)
+    return _CORRUPT if report.problems else 0
+
+
+def _rebuild(url: str, arguments: Namespace) -> RebuildReport:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("reading manifests", total=None)
+        return rebuild(
+            url,
+            arguments.storage,
+            dry_run=arguments.dry_run,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            timeout_ms=_REBUILD_TIMEOUT_MS,
+        )
+
+
+def _pin(url: str, arguments: Namespace, checkpoint_id: int | None, kind: PinKind) -> int:
+    require_current(url, timeout_ms=TIMEOUT_MS)
+    pinned = write_pin(
+        url,
+        arguments.job,
+        checkpoint_id,
+        kind=kind,
+        name=arguments.name,
+        dry_run=arguments.dry_run,
+        timeout_ms=TIMEOUT_MS,
+    )
+    manifest = f"{pinned.storage}/{manifest_file(pinned.job_id, pinned.checkpoint_id)}"
+    row: Mapping[str, Any] = {
+        "job_name": arguments.job,
+        **asdict(pinned),
+        "manifest": manifest,
+        "dry_run": arguments.dry_run,
+    }
+    return _print_pins([row], arguments)
+
+
+def _print_pins(rows: Sequence[Mapping[str, Any]], arguments: Namespace) -> int:
+    columns = {key: heading for key, heading in _PIN_COLUMNS.items() if key in rows[0]}
+    return print_rows(rows, columns, arguments)

@@ -1,0 +1,186 @@
+"""A working metastore from the manifests in a storage, after the loss of the one there was."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from cairn.errors import CorruptSegmentError, RefusedError
+from cairn.layout import epoch_of, split_manifest_path
+from cairn.manifest import Manifest
+from cairn.savepoints.manifests import decode_at
+from cairn.storage import ObjectStore, open_store
+from metastore.engine import run_transaction
+from metastore.rebuild import FoundManifest, RebuiltJob, insert_job
+
+Progress = Callable[[int, int], None]
+"""Told how many manifests have been read, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What came back of one job. The query goes on with the batch after `batch_id`.
+
+    `unknown_files` are objects of the job that no manifest names: what came after the newest
+    manifest, and what was to be deleted.
+    """
+
+    job: str
+    job_id: str
+    checkpoints: int
+    newest_checkpoint: int
+    query_id: str
+    batch_id: int
+    segments: int
+    files: int
+    live_bytes: int
+    unknown_files: int
+    unknown_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """The jobs that came back, and in words what did not."""
+
+    jobs: tuple[JobReport, ...]
+    problems: tuple[str, ...]
+
+
+def rebuild(
+    url: str,
+    storage: str,
+    *,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    timeout_ms: int = 600_000,
+) -> RebuildReport:
+    """Fills the metastore at `url` with the jobs whose manifests lie below a storage URL.
+
+    All of them in one transaction. Nothing in storage changes. A dry run only reads.
+
+    Raises:
+        RefusedError: the metastore has one of these jobs, or two of them have one name; nothing
+            was changed.
+        StoreFailedError: the metastore or the storage failed; nothing was changed.
+    """
+    store = open_store(storage)
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    for found in store.list(""):
+        sizes[found.path.split("/")[0]][found.path] = found.size_bytes
+    manifests, problems = _read_all(store, sizes, progress)
+    jobs = [plan_job(store.url, manifests[job_id], sizes[job_id]) for job_id in sorted(manifests)]
+    problems += [
+        f"{job_id}: no manifest from which it could be rebuilt"
+        for job_id in sorted(sizes.keys() - manifests.keys())
+        if any("/" in path for path in sizes[job_id])
+    ]
+    _refuse_one_name(jobs)
+    if not dry_run:
+        _insert(url, jobs, timeout_ms)
+    return RebuildReport(tuple(map(_report, jobs)), tuple(problems))
+
+
+def plan_job(
+    storage: str, manifests: Iterable[FoundManifest], sizes: Mapping[str, int]
+) -> RebuiltJob:
+    """Returns the job that manifests and the sizes of all its objects, by path, tell of."""
+    in_order = sorted(manifests, key=lambda one: one.manifest.checkpoint_id)
+    named = filter(None, map(split_manifest_path, sizes))
+    return RebuiltJob(
+        storage=storage,
+        manifests=tuple(in_order),
+        sizes=sizes,
+        highest_epoch=max(
+            *(one.manifest.epoch for one in in_order),
+            *(epoch_of(path) or 0 for path in sizes),
+        ),
+        highest_checkpoint=max(checkpoint_id for _, _, checkpoint_id in named),
+    )
+
+
+def _read_all(
+    store: ObjectStore, sizes: Mapping[str, Mapping[str, int]], progress: Progress | None
+) -> tuple[dict[str, list[FoundManifest]], list[str]]:
+    """Returns the manifests that can be used, by job id, and what is wrong with the others."""
+    paths = [
+        path
+        for job_id in sorted(sizes)
+        for path in sizes[job_id]
+        if (parts := split_manifest_path(path)) is not None and not parts[0]
+    ]
+    usable: dict[str, list[FoundManifest]] = defaultdict(list)
+    problems = []
+    for number, path in enumerate(paths, 1):
+        try:
+            data = store.get(path)
+            manifest = decode_at(path, data)
+        except (CorruptSegmentError, RefusedError) as error:
+            problems.append(f"{path}: {error.message}")
+        else:
+            missing = _missing(manifest, sizes[manifest.job_id])
+            if missing is None:
+                usable[manifest.job_id].append(FoundManifest(manifest, path, data))
+            else:
+                problems.append(f"{path}: {missing}")
+        if progress is not None:
+            progress(number, len(paths))
+    return dict(usable), problems
+
+
+def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
+    """Returns what a manifest names that is not in storage, in words."""
+    for _, handle in manifest.handles():
+        if sizes.get(handle.path, 0) < handle.offset + handle.size_bytes:
+            found = (
+                "is gone" if handle.path not in sizes else f"has {sizes[handle.path]} bytes only"
+            )
+            return f"its file {handle.path} {found}"
+    return None
+
+
+def _refuse_one_name(jobs: Iterable[RebuiltJob]) -> None:
+    roots: dict[str, str] = {}
+    for job in jobs:
+        name, job_id = job.newest.job, job.newest.job_id
+        if name in roots:
+            raise RefusedError(
+                f"{roots[name]}/ and {job_id}/ are both of a job of this name, and a metastore has "
+                "one. Move the one that is not wanted out of the storage",
+                job=name,
+            )
+        roots[name] = job_id
+
+
+def _insert(url: str, jobs: Iterable[RebuiltJob], timeout_ms: int) -> None:
+    with_runs = [(job, uuid.uuid4()) for job in jobs]
+
+    def work(connection: Connection) -> None:
+        for job, run_id in with_runs:
+            insert_job(connection, job, run_id)
+
+    run_transaction(url, work, timeout_ms=timeout_ms, what="rebuilding the metastore")
+
+
+def _report(job: RebuiltJob) -> JobReport:
+    newest = job.newest
+    known = {one.path for one in job.manifests}
+    known |= {file.path for one in job.manifests for file in one.manifest.files}
+    unknown = [size for path, size in job.sizes.items() if path not in known]
+    segments = job.segments()
+    return JobReport(
+        job=newest.job,
+        job_id=newest.job_id,
+        checkpoints=len(job.manifests),
+        newest_checkpoint=newest.checkpoint_id,
+        query_id=newest.query_id,
+        batch_id=newest.batch_id,
+        segments=len(segments),
+        files=len(known),
+        live_bytes=sum(handle.size_bytes for _, _, handle in segments),
+        unknown_files=len(unknown),
+        unknown_bytes=sum(unknown),
+    )

@@ -1,0 +1,30 @@
+-- Grain: one row per pin or savepoint of a checkpoint, removed ones too.
+-- Columns: job_id, job_name, pin_id, checkpoint_id, query_id and batch_id (Spark's names for it),
+--   kind (pin or savepoint), name (as given; null without), manifest (URL of the checkpoint's
+--   manifest; null until it is written), created_at, removed_at (null: the checkpoint stays).
+-- Read by: `cairn pins`, and by people who ask why an old checkpoint is still there.
+SELECT
+    p.job_id,
+    j.name AS job_name,
+    p.pin_id,
+    p.checkpoint_id,
+    c.query_id,
+    c.batch_id,
+    p.kind,
+    p.name,
+    j.storage || '/' || m.path AS manifest,
+    p.created_at,
+    p.removed_at
+FROM cairn.pins AS p
+JOIN cairn.jobs AS j ON j.job_id = p.job_id
+JOIN cairn.checkpoints AS c ON c.job_id = p.job_id AND c.checkpoint_id = p.checkpoint_id
+LEFT JOIN LATERAL (
+    SELECT physical_files.path
+    FROM cairn.segments
+    JOIN cairn.physical_files ON physical_files.file_id = segments.file_id
+    WHERE segments.job_id = p.job_id
+      AND segments.first_checkpoint = p.checkpoint_id
+      AND segments.kind = 'manifest'
+      AND segments.status = 'LIVE'
+    LIMIT 1
+) AS m ON TRUE

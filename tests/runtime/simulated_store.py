@@ -1,0 +1,118 @@
+"""Uploads on a simulated store, by a simulated clock, with the policy that real ones go by.
+
+Latencies follow the quantiles that FLIP-158 gives for S3 ("DFS write latency"): p50 459, p90 740,
+p95 833, p99 1039, p999 3202 ms. Between them the quantile function is a straight line, so that it
+meets all five. What it is beyond p99 they do not say, apart from p999. There are two readings:
+
+    FLIP_158     a mode of its own: some requests are stuck, the others go on as they do up to p99.
+                 It is what "requests that take much longer than others" says, and what 500
+                 requests show, as many as were measured: their p999 is the slowest one alone.
+    HEAVY_TAIL   one tail: a power law from p99 through p999.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from cairn.runtime.upload_policy import History, Kind, Request, next_step
+from cairn.settings import Settings
+
+SIZE_BYTES = 5 << 20
+BODY = [(0.0, 150.0), (0.5, 459.0), (0.9, 740.0), (0.95, 833.0), (0.99, 1039.0)]
+
+Latency = Callable[[random.Random], float]
+"""Draws how long a request takes, in ms."""
+
+
+def latency_of(points: Sequence[tuple[float, float]]) -> Latency:
+    """Returns latencies whose quantile function has straight lines between points."""
+    shares = [share for share, _ in points]
+
+    def draw(rng: random.Random) -> float:
+        share = rng.random()
+        place = min(bisect(shares, share), len(points) - 1)
+        (low, from_ms), (high, to_ms) = points[place - 1], points[place]
+        return from_ms + (to_ms - from_ms) * (share - low) / (high - low)
+
+    return draw
+
+
+# The line from p95 to p99 goes on to where 15 in 10,000 are left; those are stuck for 2.8 to 4 s.
+FLIP_158 = latency_of([*BODY, (0.9985, 1082.8), (0.9985, 2802.0), (0.999, 3202.0), (1.0, 4002.0)])
+
+
+def heavy_tail(rng: random.Random) -> float:
+    """Draws from the second reading."""
+    share = rng.random()
+    if share < 0.99:
+        return _BODY(rng)
+    power = math.log(10) / math.log(3202 / 1039)
+    return min(1039.0 * math.pow((1 - share) / 0.01, -1 / power), 60_000.0)
+
+
+_BODY = latency_of([(share / 0.99, ms) for share, ms in BODY])
+
+
+def slower(latency: Latency, times: float) -> Latency:
+    """Returns latencies that are so many times longer."""
+    return lambda rng: latency(rng) * times
+
+
+@dataclass
+class Simulation:
+    """Uploads of one executor, one after the other."""
+
+    settings: Settings
+    seed: int = 158
+    fails: Callable[[random.Random], bool] = lambda _: False
+    history: History = field(default_factory=History)
+    latencies_ms: list[float] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.now_ms = 0.0
+
+    def upload(self, number: int, latency: Latency) -> None:
+        """Makes so many uploads on a store of these latencies."""
+        for _ in range(number):
+            self._one(latency)
+
+    def quantile_ms(self, share: float) -> float:
+        ordered = sorted(self.latencies_ms)
+        return ordered[int(len(ordered) * share)]
+
+    def share_of(self, kind: Kind) -> float:
+        """Returns how many requests of a kind were sent per upload."""
+        return self.kinds.count(kind) / len(self.latencies_ms)
+
+    def _one(self, latency: Latency) -> None:
+        began_ms = self.now_ms
+        limits = self.history.limits(self.settings, SIZE_BYTES)
+        requests: list[Request] = []
+        ends_ms: list[float] = []
+        while True:
+            step = next_step(limits, requests, self.now_ms)
+            assert step is not None, "it gave up"
+            if step is Kind.HEDGE and not self.history.take_hedge():
+                limits = replace(limits, hedge_after_ms=math.inf)
+            elif isinstance(step, Kind):
+                requests.append(Request(step, self.now_ms))
+                ends_ms.append(self.now_ms + latency(self.rng))
+                self.kinds.append(step)
+            else:
+                running = [n for n, r in enumerate(requests) if r.failed_ms is None]
+                first = min(running, key=ends_ms.__getitem__, default=None)
+                if first is None or ends_ms[first] > step:
+                    self.now_ms = step
+                    continue
+                self.now_ms = ends_ms[first]
+                if not self.fails(self.rng):
+                    break
+                requests[first] = replace(requests[first], failed_ms=self.now_ms)
+        self.latencies_ms.append(self.now_ms - began_ms)
+        self.history.observe(SIZE_BYTES, self.now_ms - requests[0].sent_ms)

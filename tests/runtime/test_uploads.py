@@ -1,0 +1,424 @@
+"""Uploads: which request counts, what becomes of the others, and what is in flight at once."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+
+from benchmarks.slow_s3 import SlowS3
+from cairn.errors import BadInputError, OutcomeUnknownError, StorageError
+from cairn.handles import Scope
+from cairn.layout import task_manager_file
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.plan import RunPlan
+from cairn.runtime.upload_policy import LEAST_OBSERVED
+from cairn.runtime.uploads import LONGEST_HOLD_S, Intent, Target, Uploaded, put_in_time, upload
+from cairn.storage import ObjectStore, open_store
+from cairn.storage.store import LONGEST_WRITE_S
+from metastore.engine import open_engine
+from metastore.upkeep import WRITE_GRACE_MIN
+from tests.runtime.one_upload import (
+    FaultyStore,
+    die_in_second_request,
+    fails,
+    hold,
+    no_fault,
+    waits,
+)
+from tests.runtime.tasks import QUERY, Task, facts_of, new_run, read_back, remember, remembered
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.runtime.one_upload"])
+EXECUTOR = "executor"
+LOST = StorageError("the connection was lost")
+SIGNATURE_MIN = 15
+"""S3 takes a signed request no later than this after its time."""
+
+
+@dataclass
+class Uploading:
+    """An executor in its first batch, which uploads."""
+
+    plan: RunPlan
+    store: ObjectStore
+
+    def __post_init__(self) -> None:
+        self.batch = self.plan.batch(QUERY, 0)
+        self.manager = TaskManager(self.plan, EXECUTOR)
+        self.manager.begin(self.batch)
+
+    def upload(self, size_bytes: int = 1, *, is_changelog: bool = True) -> Uploaded:
+        path_of = partial(task_manager_file, self.plan.job_id, self.manager.tm_id)
+        target = Target(self.batch, Scope.TASK_MANAGER, path_of, is_changelog)
+        return upload(self.manager, self.store, target, [b"x" * size_bytes])
+
+    def rows(self, statement: str) -> list[Any]:
+        with open_engine(self.plan.metastore_url).begin() as connection:
+            result = connection.execute(text(statement))
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def objects(self) -> set[str]:
+        return {found.path for found in self.store.list(f"{self.plan.job_id}/")}
+
+    def let_writes_end(self) -> None:
+        """Makes every write intent as old as it takes for no request to be under way."""
+        self.rows("UPDATE cairn.physical_files SET created_at = created_at - interval '20 min'")
+
+
+@pytest.fixture
+def make(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Callable[..., Uploading]:
+    """Makes an executor from settings and the store that it writes to."""
+
+    def new(store: ObjectStore | None = None, **settings: Any) -> Uploading:
+        storage = store.url if store else tmp_storage
+        plan = new_run(metastore_url, storage, str(tmp_path / "local"))
+        plan = replace(plan, settings=replace(plan.settings, **settings))
+        return Uploading(plan, store or FaultyStore(storage))
+
+    return new
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Opens at the end at the latest, so that no thread is left behind."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+def faulty(uploading: Uploading) -> FaultyStore:
+    assert isinstance(uploading.store, FaultyStore)
+    return uploading.store
+
+
+def until(reached: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 10
+    while not reached():
+        assert time.monotonic() < give_up, "it does not happen"
+        time.sleep(0.002)
+
+
+def test_a_held_request_is_hedged_and_its_object_goes_however_late_it_lands(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    with SlowS3() as s3:
+        uploading = make(open_store(s3.url), upload_max_attempts=1)
+        for _ in range(LEAST_OBSERVED):
+            uploading.upload()
+        before = uploading.objects()
+        s3.gates.append(gate)
+        for subtask in range(2):
+            Task(uploading.plan, EXECUTOR, 0, subtask, 1, remember(0)).run()
+        hedged, plain = uploading.rows(
+            "SELECT requests, hedges, hedge_wins, attempts_per_upload"
+            " FROM cairn.v_changelog_storage JOIN (SELECT requests, commit_id"
+            " FROM cairn.upload_stats) s ON total_attempts_per_upload = requests ORDER BY 1 DESC"
+        )
+        assert (hedged, plain) == ((2, 1, 1, 2), (1, 0, 0, 1))
+        assert read_back(uploading.plan, 1) == remembered(1)
+        [(lost, status)] = uploading.rows("SELECT path, status FROM cairn.v_lost_uploads")
+        assert status == "WRITING"
+        winners = uploading.objects() - before
+        assert len(winners) == 2
+        assert lost not in winners
+
+        uploading.manager.begin(uploading.plan.batch(QUERY, 1))
+        cleanup_job(uploading.plan.metastore_url, uploading.plan.job)
+        assert uploading.rows("SELECT status FROM cairn.v_lost_uploads") == [("WRITING",)]
+        gate.set()
+        until(lambda: lost in uploading.objects())
+        uploading.let_writes_end()
+        cleanup_job(uploading.plan.metastore_url, uploading.plan.job)
+        assert uploading.rows("SELECT status FROM cairn.v_lost_uploads") == [("DELETED",)]
+        assert uploading.objects() == winners
+
+
+def test_the_grace_of_an_object_is_longer_than_any_request() -> None:
+    assert LONGEST_HOLD_S + SIGNATURE_MIN * 60 + LONGEST_WRITE_S <= WRITE_GRACE_MIN * 60
+
+
+def test_a_write_that_was_held_up_after_its_intent_is_not_sent(tmp_storage: str) -> None:
+    store = FaultyStore(tmp_storage)
+    intent = Intent("id", "job/a.seg", time.monotonic() - LONGEST_HOLD_S - 1)
+    with pytest.raises(StorageError, match=r"was not sent: it was held for 61 s"):
+        put_in_time(store, intent, [b"x"])
+    assert store.written == []
+
+
+def test_a_failed_request_is_sent_again_to_another_file(make: Callable[..., Uploading]) -> None:
+    uploading = make(upload_next_attempt_delay_ms=1)
+    store = faulty(uploading)
+    store.faults = [fails(LOST), fails(LOST)]
+    uploaded = uploading.upload()
+    assert uploading.objects() == {uploaded.path} == {store.written[2]}
+    assert len(set(store.written)) == 3
+    stats = uploaded.stats
+    assert (stats.requests, stats.retries, stats.failed_attempts) == (3, 2, 2)
+    assert (stats.winning_attempt, stats.hedges) == (3, 0)
+    first, *others = uploading.rows(
+        "SELECT path, file_id, retry_of, batch_id FROM cairn.physical_files ORDER BY created_at"
+    )
+    assert [row[0] for row in (first, *others)] == store.written
+    assert [row[2] for row in (first, *others)] == [None, first[1], first[1]]
+    assert {row[3] for row in (first, *others)} == {0}
+
+
+def test_a_directory_is_written_again_after_a_failure_too(
+    make: Callable[..., Uploading], tmp_storage: str
+) -> None:
+    store = FaultyStore(tmp_storage, fails(LOST))
+    store.sends_requests = False
+    uploading = make(store, upload_next_attempt_delay_ms=1)
+    assert uploading.upload().stats.requests == 2
+
+
+def test_an_upload_fails_with_its_last_error_and_the_next_group_commit_counts_it(
+    make: Callable[..., Uploading],
+) -> None:
+    uploading = make(upload_next_attempt_delay_ms=1, upload_max_attempts=2)
+    store = faulty(uploading)
+    store.faults = [fails(StorageError("first")), fails(StorageError("second"))]
+    with pytest.raises(StorageError, match="second"):
+        uploading.upload()
+    Task(uploading.plan, EXECUTOR, 0, 0, 1, remember(0), store=store).run()
+    Task(uploading.plan, EXECUTOR, 0, 1, 2, remember(0), store=store).run()
+    failures = "SELECT number_of_upload_failures FROM cairn.v_changelog_storage ORDER BY 1"
+    assert uploading.rows(failures) == [(0,), (1,)]
+
+
+def test_what_can_never_work_is_not_tried_again(make: Callable[..., Uploading]) -> None:
+    uploading = make()
+    faulty(uploading).faults = [fails(BadInputError("no such bucket"))]
+    with pytest.raises(BadInputError, match="no such bucket"):
+        uploading.upload()
+    assert len(faulty(uploading).written) == 1
+
+
+def test_after_the_timeout_another_request_is_sent_and_the_first_to_end_counts(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_timeout_ms=20, upload_max_attempts=2)
+    faulty(uploading).faults = [waits(gate)]
+    stats = uploading.upload().stats
+    assert (stats.requests, stats.retries, stats.winning_attempt) == (2, 1, 2)
+    assert stats.longest_request_ms == stats.upload_ms >= 20
+
+
+def test_a_first_request_that_ends_before_its_successor_counts(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    late = threading.Event()
+
+    def lets_the_first_go_on(_: Callable[[], None]) -> None:
+        late.set()
+        gate.wait()
+
+    uploading = make(upload_timeout_ms=20, upload_max_attempts=2)
+    store = faulty(uploading)
+    store.faults = [waits(late), lets_the_first_go_on]
+    uploaded = uploading.upload()
+    assert uploaded.path == store.written[0]
+    assert (uploaded.stats.requests, uploaded.stats.winning_attempt) == (2, 1)
+
+
+def test_a_first_request_that_ends_while_the_next_intent_is_recorded_counts(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_timeout_ms=20)
+    store = faulty(uploading)
+    store.faults = [waits(gate)]
+    others = threading.active_count()
+    intents = []
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO cairn.physical_files"):
+            intents.append(statement)
+            if len(intents) == 2:
+                gate.set()
+                until(lambda: threading.active_count() <= others)
+
+    engine = open_engine(
+        uploading.plan.metastore_url, timeout_ms=uploading.plan.settings.metastore_timeout_ms
+    )
+    event.listen(engine, "before_cursor_execute", look)
+    uploaded = uploading.upload()
+    assert (uploaded.stats.requests, len(intents)) == (1, 2)
+    assert [uploaded.path] == store.written
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_request_whose_thread_dies_is_not_waited_for(make: Callable[..., Uploading]) -> None:
+    def breaks(_: Callable[[], None]) -> None:
+        raise RuntimeError("nobody expects this")
+
+    uploading = make()
+    faulty(uploading).faults = [breaks]
+    with pytest.raises(OutcomeUnknownError, match="its thread has died"):
+        uploading.upload()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_that_dies_between_two_requests_leaves_nothing_for_ever(
+    make: Callable[..., Uploading], when: str
+) -> None:
+    uploading = make(upload_timeout_ms=20)
+    plan = uploading.plan
+    process = FORKS.Process(target=die_in_second_request, args=(facts_of(plan), EXECUTOR, when))
+    process.start()
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(uploading.objects()) == (when == "after")
+    for subtask in range(2):
+        Task(plan, EXECUTOR, 0, subtask, 2 + subtask, remember(0)).run()
+    uploading.manager.begin(plan.batch(QUERY, 1))
+    uploading.let_writes_end()
+    cleanup_job(plan.metastore_url, plan.job)
+    sealed = uploading.rows("SELECT path FROM cairn.physical_files WHERE status = 'SEALED'")
+    assert uploading.objects() == {path for (path,) in sealed}
+    assert read_back(plan, 1) == remembered(1)
+
+
+@contextmanager
+def uploading_meanwhile(
+    uploading: Uploading, gate: threading.Event, *sizes: int
+) -> Iterator[list[Future[Uploaded]]]:
+    """Yields uploads that have begun one after the other, and are held until the gate opens."""
+    store = faulty(uploading)
+    store.faults = [waits(gate)] * len(sizes)
+    with ThreadPoolExecutor(8) as threads:
+        begun: list[Future[Uploaded]] = []
+        for size in sizes:
+            begun.append(threads.submit(uploading.upload, size))
+            until(lambda: len(store.written) == len(begun))
+        try:
+            yield begun
+        finally:
+            gate.set()
+
+
+def is_waiting(uploading: Uploading) -> bool:
+    """Tells whether an upload waits for room: it holds the lock meanwhile."""
+    descriptor = os.open(uploading.manager.directory / "in-flight-changelog.lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"upload_in_flight_bytes": 100}, {"upload_threads": 1}], ids=["bytes", "threads"]
+)
+def test_an_upload_waits_while_there_is_no_room_in_flight_and_does_not_fail(
+    make: Callable[..., Uploading], gate: threading.Event, limit: dict[str, int]
+) -> None:
+    uploading = make(**limit)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        uploading_meanwhile(uploading, gate, 60) as [first],
+    ):
+        second = threads.submit(uploading.upload, 60)
+        until(lambda: is_waiting(uploading))
+        assert len(faulty(uploading).written) == 1
+        gate.set()
+        assert first.result().stats.queue_size == 0
+        assert second.result().stats.queue_size == 1
+
+
+def test_uploads_for_which_there_is_room_do_not_wait(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_in_flight_bytes=100, upload_threads=3)
+    with uploading_meanwhile(uploading, gate, 40, 40, 20) as begun:
+        gate.set()
+        assert [future.result().stats.queue_size for future in begun] == [0, 1, 2]
+
+
+def test_an_upload_that_is_larger_than_the_limit_goes_alone(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_in_flight_bytes=100)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        uploading_meanwhile(uploading, gate, 1000) as [large],
+    ):
+        small = threads.submit(uploading.upload, 1)
+        until(lambda: is_waiting(uploading))
+        gate.set()
+        assert large.result().stats.size_bytes == 1000
+        assert small.result().stats.queue_size == 1
+
+
+def test_a_changelog_does_not_wait_for_bases(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_threads=1)
+    store = faulty(uploading)
+    store.faults = [waits(gate)]
+    with ThreadPoolExecutor(1) as threads:
+        base = threads.submit(uploading.upload, 1000, is_changelog=False)
+        until(lambda: len(store.written) == 1)
+        assert uploading.upload().stats.queue_size == 0
+        assert not base.done()
+        gate.set()
+        assert base.result().stats.queue_size == 0
+
+
+def test_an_upload_that_failed_is_in_flight_no_longer(make: Callable[..., Uploading]) -> None:
+    uploading = make(upload_threads=1, upload_retry_policy="none")
+    faulty(uploading).faults = [fails(LOST), no_fault]
+    with pytest.raises(StorageError, match="connection was lost"):
+        uploading.upload()
+    assert uploading.upload().stats.queue_size == 0
+
+
+def test_a_killed_process_is_in_flight_no_longer(make: Callable[..., Uploading]) -> None:
+    uploading = make(upload_threads=1)
+    ours, theirs = FORKS.Pipe()
+    facts = facts_of(uploading.plan)
+    process = FORKS.Process(target=hold, args=(theirs, facts, EXECUTOR, 10))
+    process.start()
+    theirs.close()
+    assert ours.poll(20)
+    assert ours.recv() == "in flight"
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(uploading.upload)
+        until(lambda: is_waiting(uploading))
+        process.kill()
+        process.join()
+        assert waiting.result(timeout=10).stats.requests == 1
+    assert list((uploading.manager.directory / "in-flight-changelog").iterdir()) == []
+
+
+def test_latencies_and_the_budget_outlive_the_processes_of_tasks(
+    make: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = make(upload_max_attempts=1)
+    for _ in range(LEAST_OBSERVED):
+        uploading.upload()
+    store = FaultyStore(uploading.plan.storage, waits(gate), no_fault, waits(gate))
+    again = Uploading(uploading.plan, store)
+    assert (again.upload().stats.hedge_wins, len(store.written)) == (1, 2)
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(again.upload)
+        until(lambda: len(store.written) == 3)
+        gate.set()
+        assert slow.result().stats.hedges == 0, "the budget was spent by the process before"

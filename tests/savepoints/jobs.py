@@ -1,0 +1,137 @@
+"""A query whose tasks run one after the other in this process, with manifests and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from sqlalchemy import Connection, text
+
+from cairn.handles import PinKind
+from cairn.layout import manifest_file
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.manifests import write_manifest_if_due
+from cairn.runtime.plan import RunPlan
+from cairn.savepoints.manifests import Origin, read_manifest
+from cairn.savepoints.write import pin
+from cairn.settings import Settings
+from cairn.storage import ObjectStore, open_store
+from metastore.engine import run_transaction
+from metastore.pins import Pinned
+from metastore.runs import RegisteredRun, Registration, register_run
+from tests.runtime.tasks import MAX_PARALLELISM, QUERY, Task, Write, read_back, remember
+
+T = TypeVar("T")
+EXECUTOR = "one"
+
+
+@dataclass
+class Query:
+    """Batch b appends b to a list in every key group: see `tests.runtime.tasks.remember`."""
+
+    url: str
+    storage: str
+    local_dir: str
+    job: str = "words"
+    interval: int = 0
+    plan: RunPlan = field(init=False)
+    run: RegisteredRun = field(init=False)
+    attempts: int = 0
+
+    def start(self, parallelism: int = 2, **changes: Any) -> Query:
+        """Registers a run and makes its plan; the next batch is the first of it."""
+        registration = replace(self.registration(parallelism), **changes)
+        self.run = self.do(lambda c: register_run(c, registration))
+        self.plan = self.plan_of(registration, self.run)
+        return self
+
+    def registration(self, parallelism: int = 2) -> Registration:
+        return Registration(
+            run_id=uuid4(),
+            job=self.job,
+            storage=self.storage,
+            parallelism=parallelism,
+            max_parallelism=MAX_PARALLELISM,
+            num_retained=2,
+            key_schema={"fields": []},
+            states=[],
+        )
+
+    def plan_of(self, registration: Registration, run: RegisteredRun) -> RunPlan:
+        return RunPlan(
+            job=self.job,
+            job_id=run.job_id,
+            run_id=str(registration.run_id),
+            epoch=run.epoch,
+            parallelism=registration.parallelism,
+            storage=self.storage,
+            metastore_url=self.url,
+            settings=Settings(
+                max_parallelism=MAX_PARALLELISM,
+                num_retained=2,
+                persist_delay_ms=0,
+                local_dir=self.local_dir,
+                manifest_interval=self.interval,
+            ),
+            tasks=registration.parallelism,
+        )
+
+    def batch(
+        self, batch_id: int, *, materializes: Sequence[int] = (), write: Write | None = None
+    ) -> int:
+        """Runs a whole batch; returns its checkpoint."""
+        for subtask in range(self.plan.parallelism):
+            self.task(batch_id, subtask, subtask in materializes, write).run()
+        manager = TaskManager(self.plan, EXECUTOR)
+        begun = manager.begin(self.plan.batch(QUERY, batch_id))
+        if self.interval:
+            write_manifest_if_due(manager, self.store, begun.parent)
+        return begun.checkpoint_id
+
+    def task(
+        self, batch_id: int, subtask: int, materializes: bool = False, write: Write | None = None
+    ) -> Task:
+        self.attempts += 1
+        made = write or remember(batch_id)
+        return Task(
+            self.plan, EXECUTOR, batch_id, subtask, self.attempts, made, materializes=materializes
+        )
+
+    @property
+    def store(self) -> ObjectStore:
+        return open_store(self.storage)
+
+    @property
+    def root(self) -> Path:
+        """The job's directory in storage."""
+        return Path(unquote(urlsplit(self.storage).path)) / self.plan.job_id
+
+    def savepoint(self, checkpoint_id: int | None = None, name: str | None = None) -> Pinned:
+        return pin(self.url, self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
+
+    def manifest_url(self, checkpoint_id: int) -> str:
+        return f"{self.storage}/{manifest_file(self.plan.job_id, checkpoint_id)}"
+
+    def origin(self, checkpoint_id: int) -> Origin:
+        return read_manifest(self.manifest_url(checkpoint_id))
+
+    def state(self, checkpoint_id: int) -> Any:
+        return read_back(self.plan, checkpoint_id)
+
+    def do(self, work: Callable[[Connection], T]) -> T:
+        return run_transaction(self.url, work, timeout_ms=10_000, what="testing")
+
+    def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """Returns the rows of a statement, in which `:job` is the job's id."""
+
+        def work(connection: Connection) -> list[tuple[Any, ...]]:
+            bound = {"job": self.plan.job_id, **values}
+            needed = {name: value for name, value in bound.items() if f":{name}" in statement}
+            result = connection.execute(text(statement), needed)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+        return self.do(work)

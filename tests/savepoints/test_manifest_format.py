@@ -1,0 +1,145 @@
+"""The bytes of a manifest: the same for the same checkpoint, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.errors import CorruptSegmentError, RefusedError
+from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.keygroups import KeyGroupRange
+from cairn.manifest import (
+    Manifest,
+    ManifestFile,
+    ManifestSegment,
+    ManifestVariable,
+    decode,
+    encode,
+)
+
+KEY: dict[str, Any] = {"type": "struct", "fields": [{"name": "word", "type": "string"}]}
+FILE = ManifestFile("f-1", "job-1/shared/subtask-0-2/f-1.seg", Scope.SHARED)
+SEGMENT = ManifestSegment(
+    "s-1", "f-1", SegmentKind.KEYED_FULL, 1, KeyGroupRange(4, 8), 10, 20, "ab", 3, 7, 5
+)
+MANIFEST = Manifest(
+    job="clicks",
+    job_id="job-1",
+    max_parallelism=8,
+    key_schema=KEY,
+    time_mode="eventtime",
+    checkpoint_id=7,
+    parent_checkpoint=6,
+    query_id="q",
+    batch_id=4,
+    epoch=2,
+    run_id="r",
+    parallelism=2,
+    processing_ms=1,
+    watermark_ms=2,
+    max_event_ms=(3, None),
+    variables=(ManifestVariable(1, "n", "value", KEY, None, has_ttl=True, is_dropped=False),),
+    files=(FILE,),
+    segments=(SEGMENT,),
+)
+
+names = st.text(max_size=8)
+manifests = st.builds(
+    replace,
+    st.just(MANIFEST),
+    job=names,
+    time_mode=st.none() | names,
+    batch_id=st.integers(-1, 2**62),
+    epoch=st.integers(1, 2**62),
+    max_event_ms=st.lists(st.none() | st.integers(-(2**62), 2**62)).map(tuple),
+    variables=st.lists(
+        st.builds(
+            ManifestVariable,
+            st.integers(1, 32767),
+            names,
+            st.sampled_from(["value", "list", "map"]),
+            st.dictionaries(names, names | st.integers(0, 9)),
+            st.none() | st.dictionaries(names, names),
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@given(manifests)
+def test_a_manifest_reads_back_as_it_was(manifest: Manifest) -> None:
+    assert decode(encode(manifest), file="m") == manifest
+
+
+def test_equal_manifests_have_equal_bytes_whatever_the_order_of_their_schemas() -> None:
+    turned = replace(MANIFEST, key_schema=dict(reversed(KEY.items())))
+    assert encode(turned) == encode(MANIFEST)
+
+
+def test_its_handles_are_those_of_the_segments() -> None:
+    assert MANIFEST.handles() == [
+        (
+            1,
+            SegmentHandle(
+                "s-1",
+                SegmentKind.KEYED_FULL,
+                FILE.path,
+                10,
+                20,
+                "ab",
+                KeyGroupRange(4, 8),
+                3,
+                7,
+                5,
+            ),
+        )
+    ]
+
+
+@given(st.data())
+def test_a_changed_byte_is_found_wherever_it_is(data: st.DataObject) -> None:
+    damaged = bytearray(encode(MANIFEST))
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((CorruptSegmentError, RefusedError), match="file m"):
+        decode(bytes(damaged), file="m")
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 40, 90, 500])
+def test_a_manifest_that_was_cut_is_refused(size_bytes: int) -> None:
+    with pytest.raises(CorruptSegmentError, match="file m"):
+        decode(encode(MANIFEST)[:size_bytes], file="m")
+
+
+def test_a_newer_form_is_refused_with_what_to_use() -> None:
+    newer = encode(MANIFEST).replace(b"cairn-manifest 1 ", b"cairn-manifest 2 ")
+    with pytest.raises(RefusedError, match=r"version 2, this Cairn reads 1: .* a newer one"):
+        decode(newer, file="m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": ()},
+        {"files": (replace(FILE, path="job-2/shared/f-1.seg"),)},
+        {"files": (replace(FILE, path="job-1/../job-2/f-1.seg"),)},
+        {"segments": (replace(SEGMENT, first_checkpoint=8),)},
+        {"segments": (replace(SEGMENT, kind=SegmentKind.MANIFEST),)},
+        {"max_parallelism": 7},
+    ],
+    ids=["no file", "another job's file", "a way out", "later", "a manifest", "key groups"],
+)
+def test_segments_that_do_not_fit_their_checkpoint_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(CorruptSegmentError, match="s-1 of the manifest is no part"):
+        decode(encode(replace(MANIFEST, **change)), file="m")
+
+
+def test_a_manifest_that_differs_in_its_variables_alone_is_of_the_same_checkpoint() -> None:
+    assert MANIFEST.is_same_checkpoint(replace(MANIFEST, variables=()))
+    assert not MANIFEST.is_same_checkpoint(replace(MANIFEST, segments=()))

@@ -1,0 +1,269 @@
+"""A metastore from manifests alone: what comes back, who is fenced, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import make_url
+
+from cairn.errors import FencedError, RefusedError, StorageError
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.manifest import Manifest
+from cairn.runtime.executor import TaskManager
+from cairn.savepoints.rebuild import RebuildReport, plan_job, rebuild
+from metastore.migrate import migrate
+from metastore.rebuild import FoundManifest
+from tests.runtime.tasks import QUERY, remembered
+from tests.savepoints.jobs import EXECUTOR, Query
+from tests.savepoints.test_manifest_format import MANIFEST, SEGMENT
+
+LIVE = (
+    "SELECT path, live_segments, live_bytes, size_bytes FROM cairn.physical_files"
+    " WHERE status = 'SEALED' AND live_segments > 0 ORDER BY path"
+)
+
+
+@pytest.fixture
+def lost(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Query:
+    """A query with a manifest of every checkpoint up to 6, of batch 5; batch 6 is not confirmed."""
+    query = Query(metastore_url, tmp_storage, str(tmp_path / "local"), interval=1).start()
+    for batch_id in range(7):
+        query.batch(batch_id, materializes=[batch_id % 2] if batch_id > 1 else [])
+        if batch_id == 3:
+            query.start(parallelism=3)
+    return query
+
+
+@pytest.fixture
+def empty_url(empty_database_url: str) -> str:
+    migrate(empty_database_url)
+    return empty_database_url
+
+
+def rebuilt(lost: Query, url: str) -> Query:
+    """Returns the query with a metastore rebuilt at `url`; its executors have their local state."""
+    rebuild(url, lost.storage, timeout_ms=10_000)
+    return unstarted(lost, url)
+
+
+def test_every_checkpoint_with_a_manifest_comes_back_with_its_state(
+    lost: Query, empty_url: str
+) -> None:
+    report = rebuild(empty_url, lost.storage)
+    [job] = report.jobs
+    assert (job.job, job.checkpoints, job.newest_checkpoint, job.batch_id) == ("words", 6, 6, 5)
+    assert (job.query_id, report.problems) == (QUERY, ())
+    back = moved(lost, empty_url)
+    for checkpoint_id in range(1, 7):
+        assert back.state(checkpoint_id) == remembered(checkpoint_id)
+    names = back.sql("SELECT checkpoint_id, name FROM cairn.v_pins ORDER BY 1")
+    assert names == [(n, "rebuilt") for n in range(1, 7)]
+
+
+def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, empty_url: str) -> None:
+    lost.sql("UPDATE cairn.segments SET status = 'DEAD' WHERE first_checkpoint > 6")
+    before = lost.sql(LIVE)
+    rebuild(empty_url, lost.storage)
+    assert moved(lost, empty_url).sql(LIVE) == before
+
+
+@pytest.mark.parametrize("parallelism", [3, 2])
+@pytest.mark.parametrize("has_local_state", [True, False])
+def test_the_query_goes_on_with_the_batch_after_the_newest_manifest(
+    lost: Query, empty_url: str, parallelism: int, has_local_state: bool
+) -> None:
+    if not has_local_state:
+        shutil.rmtree(lost.local_dir)
+    query = rebuilt(lost, empty_url).start(parallelism)
+    assert query.run.has_state
+    last = [query.batch(batch_id, materializes=[0]) for batch_id in range(6, 10)][-1]
+    assert query.state(last) == remembered(10)
+    cleanup_job(empty_url, "words")
+    assert query.state(last) == remembered(10)
+    assert query.state(3) == remembered(3), "it is pinned"
+    query.sql("UPDATE cairn.pins SET removed_at = now()")
+    cleanup_job(empty_url, "words")
+    assert query.state(last) == remembered(10)
+    [(open_checkpoints,)] = query.sql(
+        "SELECT count(*) FROM cairn.checkpoints WHERE status IN ('CONFIRMED', 'COMPLETED')"
+    )
+    assert open_checkpoints == 3
+
+
+def test_a_query_that_spark_has_taken_further_is_told_where_to_roll_back(
+    lost: Query, empty_url: str
+) -> None:
+    query = rebuilt(lost, empty_url).start(3)
+    with pytest.raises(
+        RefusedError,
+        match=r"begins batch 8.*newest is of batch 5.*above 5 in .*commits and above 6 in its "
+        r"offsets.*restore_from",
+    ):
+        query.batch(8)
+    query.batch(6)
+
+
+def test_ids_and_epochs_are_never_given_again(lost: Query, empty_url: str) -> None:
+    query = rebuilt(lost, empty_url).start(3)
+    first = query.batch(6)
+    assert first >= 6 + 1_000_000
+    assert query.plan.epoch > 1_000_000_000, "seconds since 1970"
+
+
+def test_whoever_still_runs_on_the_lost_metastores_epochs_is_fenced(
+    lost: Query, empty_url: str
+) -> None:
+    zombie = replace(lost.plan, metastore_url=empty_url, epoch=999)
+    query = rebuilt(lost, empty_url)
+    query.plan = zombie
+    with pytest.raises(FencedError, match="run 999 was replaced by run"):
+        query.batch(6)
+    query.plan = replace(lost.plan, metastore_url=empty_url)
+    begun = TaskManager(query.plan, EXECUTOR).begin(query.plan.batch(QUERY, 6))
+    with pytest.raises(FencedError, match="was replaced by run"):
+        query.task(6, 0).run()
+    assert begun.checkpoint_id == 7, "as it was begun before the loss"
+
+
+def test_epochs_that_only_a_task_managers_path_tells_of_count(lost: Query, empty_url: str) -> None:
+    path = f"{lost.plan.job_id}/taskmanager-owned/4000000000-abc/x.seg"
+    lost.store.put(path, [b"x"])
+    query = rebuilt(lost, empty_url).start(3)
+    assert query.plan.epoch == 4_000_000_002
+
+
+def test_a_manifest_whose_bytes_are_gone_or_damaged_is_not_used(
+    lost: Query, empty_url: str
+) -> None:
+    newest = lost.origin(6).manifest
+    only = {f.path for f in newest.files} - {f.path for f in lost.origin(5).manifest.files}
+    (lost.root.parent / min(only)).unlink()
+    (lost.root / "chk-2" / "_metadata").write_bytes(b"x")
+    report = rebuild(empty_url, lost.storage)
+    assert [job.newest_checkpoint for job in report.jobs] == [5]
+    assert "chk-2/_metadata: the object is not a manifest" in report.problems[0]
+    assert f"its file {min(only)} is gone" in report.problems[1]
+    back = moved(lost, empty_url)
+    assert back.state(5) == remembered(5)
+    query = unstarted(lost, empty_url).start(3)
+    assert query.batch(5) >= 1_000_006, "chk-6 is there, so 6 is not given again"
+    query.batch(6)
+    assert query.state(query.batch(7)) == remembered(8)
+
+
+def test_a_dry_run_tells_the_same_and_changes_nothing(lost: Query, empty_url: str) -> None:
+    told = rebuild(empty_url, lost.storage, dry_run=True)
+    assert moved(lost, empty_url).sql("SELECT FROM cairn.jobs") == []
+    assert rebuild(empty_url, lost.storage) == told
+
+
+def test_a_metastore_that_has_the_job_is_refused_and_kept(lost: Query, empty_url: str) -> None:
+    before = lost.sql("SELECT * FROM cairn.jobs")
+    with pytest.raises(RefusedError, match="has a job 'words', with the root words-"):
+        rebuild(lost.url, lost.storage)
+    assert lost.sql("SELECT * FROM cairn.jobs") == before
+    rebuild(empty_url, lost.storage)
+    with pytest.raises(RefusedError, match="has a job 'words'"):
+        rebuild(empty_url, lost.storage)
+
+
+def test_all_jobs_of_a_storage_come_back_or_none(lost: Query, empty_url: str) -> None:
+    other = Query(lost.url, lost.storage, lost.local_dir, job="other", interval=1).start()
+    for batch_id in range(2):
+        other.batch(batch_id)
+    report = rebuild(empty_url, lost.storage)
+    assert [job.job for job in report.jobs] == ["other", "words"]
+    [(jobs,)] = moved(lost, empty_url).sql("SELECT count(*) FROM cairn.jobs")
+    assert jobs == 2
+
+
+def test_two_roots_of_one_name_are_refused(lost: Query, empty_url: str, tmp_path: Path) -> None:
+    other = unstarted(lost, empty_url).start()
+    for batch_id in range(2):
+        other.batch(batch_id)
+    with pytest.raises(RefusedError, match=r"both of a job of this name.* \[job words\]"):
+        rebuild(empty_url, lost.storage)
+
+
+def test_a_storage_that_is_not_there_is_not_an_empty_one(lost: Query, empty_url: str) -> None:
+    shutil.rmtree(lost.root.parent)
+    with pytest.raises(StorageError, match="mount the disk"):
+        rebuild(empty_url, lost.storage)
+
+
+def test_a_storage_without_manifests_says_what_it_has(lost: Query, empty_url: str) -> None:
+    for path in lost.root.glob("chk-*"):
+        shutil.rmtree(path)
+    assert rebuild(empty_url, lost.storage) == RebuildReport(
+        (), (f"{lost.plan.job_id}: no manifest from which it could be rebuilt",)
+    )
+
+
+def test_the_role_cairn_writer_may_rebuild(lost: Query, empty_url: str) -> None:
+    writer = make_url(empty_url).update_query_dict({"options": "-c role=cairn_writer"})
+    report = rebuild(writer.render_as_string(hide_password=False), lost.storage)
+    assert [job.checkpoints for job in report.jobs] == [6]
+
+
+def test_progress_counts_the_manifests(lost: Query, empty_url: str) -> None:
+    seen: list[tuple[int, int]] = []
+    rebuild(
+        empty_url,
+        lost.storage,
+        dry_run=True,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(n, 6) for n in range(1, 7)]
+
+
+intervals = st.lists(
+    st.tuples(st.integers(1, 9), st.none() | st.integers(1, 9)).filter(
+        lambda pair: pair[1] is None or pair[0] < pair[1]
+    ),
+    max_size=8,
+)
+
+
+@given(intervals, st.sets(st.integers(1, 9), min_size=1))
+def test_each_segment_is_part_of_the_checkpoints_whose_manifests_name_it(
+    segments: list[tuple[int, int | None]], checkpoints: set[int]
+) -> None:
+    def holds(interval: tuple[int, int | None], checkpoint_id: int) -> bool:
+        first, released = interval
+        return first <= checkpoint_id and (released is None or checkpoint_id < released)
+
+    def manifest(checkpoint_id: int) -> Manifest:
+        held = [
+            replace(SEGMENT, segment_id=f"s-{n}", first_checkpoint=interval[0])
+            for n, interval in enumerate(segments)
+            if holds(interval, checkpoint_id)
+        ]
+        return replace(MANIFEST, checkpoint_id=checkpoint_id, segments=tuple(held))
+
+    found = [FoundManifest(manifest(c), f"job-1/chk-{c}/_metadata", b"") for c in checkpoints]
+    job = plan_job("/s", found, {one.path: 1 for one in found})
+    handles = {handle.segment_id: handle for _, _, handle in job.segments()}
+    for checkpoint_id in checkpoints:
+        for n, interval in enumerate(segments):
+            handle = handles.get(f"s-{n}")
+            is_part = handle is not None and holds(
+                (handle.first_checkpoint, handle.released_checkpoint), checkpoint_id
+            )
+            assert is_part == holds(interval, checkpoint_id)
+
+
+def moved(query: Query, url: str) -> Query:
+    """Returns the query as it was started, with another metastore."""
+    other = unstarted(query, url)
+    other.plan = replace(query.plan, metastore_url=url)
+    return other
+
+
+def unstarted(query: Query, url: str) -> Query:
+    """Returns the query with another metastore, before any run of it there."""
+    return Query(url, query.storage, query.local_dir, job=query.job, interval=1)
