@@ -40,6 +40,21 @@ class PinKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryHandle:
+    """A directory that one subtask or one task manager owns, to be given up whole (FLIP-306 4.3).
+
+    `path` is its key below the job's storage. A subtask's has `subtask` and `parallelism`, a task
+    manager's has `tm_id`.
+    """
+
+    path: str
+    scope: Scope
+    subtask: int | None = None
+    parallelism: int | None = None
+    tm_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentHandle:
     """One contiguous byte range of a physical file, written by one subtask for one purpose.
 

@@ -12,14 +12,29 @@ def new_job_id(name: str) -> str:
     return f"{slug}-{secrets.token_hex(4)}"
 
 
+def shared_directory(job_id: str, subtask: int, parallelism: int) -> str:
+    """Returns a subtask's own directory: what may serve many checkpoints, merged within it."""
+    return f"{job_id}/shared/subtask-{subtask}-{parallelism}"
+
+
+def task_manager_directory(job_id: str, tm_id: str) -> str:
+    """Returns a task manager's own directory: files merged across its subtasks."""
+    return f"{job_id}/taskmanager-owned/{tm_id}"
+
+
 def shared_file(job_id: str, subtask: int, parallelism: int, file_id: str) -> str:
     """Returns the path of a physical file in a subtask's shared directory."""
-    return f"{job_id}/shared/subtask-{subtask}-{parallelism}/{file_id}.seg"
+    return f"{shared_directory(job_id, subtask, parallelism)}/{file_id}.seg"
 
 
 def task_manager_file(job_id: str, tm_id: str, file_id: str) -> str:
     """Returns the path of a physical file in a task manager's own directory."""
-    return f"{job_id}/taskmanager-owned/{tm_id}/{file_id}.seg"
+    return f"{task_manager_directory(job_id, tm_id)}/{file_id}.seg"
+
+
+def exclusive_file(job_id: str, checkpoint_id: int, subtask: int, file_id: str) -> str:
+    """Returns the path of a physical file with one segment, which is of that checkpoint's state."""
+    return f"{job_id}/exclusive/{checkpoint_id}-{subtask}-{file_id}.seg"
 
 
 def manifest_file(job_id: str, checkpoint_id: int) -> str:

@@ -29,6 +29,12 @@ class Settings:
     materialize_interval_ms: int = 600_000
     materialize_max_failures: int = 3
     persist_delay_ms: int = 100
+    merging_enabled: bool = True
+    merges_across_checkpoints: bool = False
+    max_file_bytes: int = 32 << 20
+    pool_blocking: bool = False
+    max_file_pool_size: int = 4
+    max_subtasks_per_file: int = 0
     upload_threads: int = 5
     upload_in_flight_bytes: int = 100 << 20
     upload_retry_policy: str = "fixed"
@@ -40,6 +46,11 @@ class Settings:
     task_memory_bytes: int = 128 << 20
     metastore_timeout_ms: int = 60_000
     local_dir: str = platformdirs.user_cache_dir("cairn")
+
+    @property
+    def merges_files_across(self) -> bool:
+        """Whether files go on over checkpoints: merging is on, and across their boundary."""
+        return self.merging_enabled and self.merges_across_checkpoints
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Settings:
@@ -172,6 +183,24 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         "1 to 1000",
     ),
     "cairn.changelog.dstl.batch.persist-delay": ("persist_delay_ms", _duration_ms(0), _DURATION),
+    "cairn.file-merging.enabled": ("merging_enabled", _switch, "true or false"),
+    "cairn.file-merging.across-checkpoint-boundary": (
+        "merges_across_checkpoints",
+        _switch,
+        "true or false",
+    ),
+    "cairn.file-merging.max-file-size": (
+        "max_file_bytes",
+        _size_bytes(1 << 10),
+        "a size such as '64 mb', '1 gb', at least 1 kb",
+    ),
+    "cairn.file-merging.pool-blocking": ("pool_blocking", _switch, "true or false"),
+    "cairn.file-merging.max-file-pool-size": ("max_file_pool_size", _whole(1, 1000), "1 to 1000"),
+    "cairn.file-merging.max-subtasks-per-file": (
+        "max_subtasks_per_file",
+        _whole(0, 32768),
+        "0 to 32768",
+    ),
     "cairn.changelog.dstl.upload.num-threads": ("upload_threads", _whole(1, 100), "1 to 100"),
     "cairn.changelog.dstl.upload.max-in-flight": (
         "upload_in_flight_bytes",

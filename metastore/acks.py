@@ -5,17 +5,31 @@ Each function is the body of one transaction and may be run again with the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import CTE, Connection, func, select, update
+from sqlalchemy import (
+    ARRAY,
+    CTE,
+    BigInteger,
+    Connection,
+    Uuid,
+    and_,
+    column,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.errors import FencedError
-from cairn.handles import Scope, SegmentHandle
+from cairn.handles import DirectoryHandle, Scope, SegmentHandle
 from metastore.batches import OPEN, BatchRef
 from metastore.checkpoints import kill_segments
+from metastore.directories import claim_directories
 from metastore.models import (
     Checkpoint,
     CheckpointStatus,
@@ -45,65 +59,75 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class IntendedFile:
+    """A physical file that is about to be written; `path` is its key below the job's storage.
+
+    `batch_id` is the batch whose acks alone may seal it, if that is so. `retry_of` is the file of
+    the first request, if this is another one for the same bytes.
+    """
+
+    file_id: str
+    path: str
+    scope: Scope
+    batch_id: int | None = None
+    retry_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A physical file whose bytes are durable."""
+    """A physical file whose bytes are durable up to `size_bytes`, its end."""
 
     file_id: str
     size_bytes: int
 
 
-def intend_file(
+def intend_files(
     connection: Connection,
     batch: BatchRef,
-    file_id: str,
-    path: str,
-    scope: Scope,
-    *,
-    batch_id: int | None = None,
-    retry_of: str | None = None,
+    files: Sequence[IntendedFile],
+    claims: Sequence[DirectoryHandle] = (),
 ) -> None:
-    """Records that a physical file is about to be written, before its first byte.
+    """Records that physical files are about to be written, before their first byte.
 
-    `batch_id` is the batch whose acks alone may seal it, if that is so. `retry_of` is the file of
-    the first request, if this is another one for the same bytes.
+    `claims` are the directories that the run writes to for the first time.
 
     Raises:
         FencedError: a newer run has begun a batch.
     """
     require_epoch(connection, batch)
-    _add_file(
-        connection,
-        batch.job_id,
-        batch.epoch,
-        file_id,
-        path,
-        scope,
-        batch_id=batch_id,
-        retry_of=UUID(retry_of) if retry_of else None,
-    )
+    _add_files(connection, batch.job_id, batch.epoch, files, claims)
 
 
 def intend_initial_rows(
-    connection: Connection, job_id: str, epoch: int, file_id: str, path: str
+    connection: Connection, job_id: str, epoch: int, file: IntendedFile, claim: DirectoryHandle
 ) -> None:
     """Records that a file of initial state rows is about to be written, before its run begins."""
-    _add_file(connection, job_id, epoch, file_id, path, Scope.SHARED)
+    _add_files(connection, job_id, epoch, [file], [claim])
 
 
-def _add_file(
+def _add_files(
     connection: Connection,
     job_id: str,
     epoch: int,
-    file_id: str,
-    path: str,
-    scope: Scope,
-    **facts: int | UUID | None,
+    files: Sequence[IntendedFile],
+    claims: Sequence[DirectoryHandle],
 ) -> None:
-    connection.execute(
-        insert(PhysicalFile)
-        .values(file_id=UUID(file_id), job_id=job_id, epoch=epoch, path=path, scope=scope, **facts)
-        .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
-    )
+    if claims:
+        claim_directories(connection, job_id, epoch, claims)
+    rows = [
+        {
+            "file_id": UUID(file.file_id),
+            "job_id": job_id,
+            "epoch": epoch,
+            "path": file.path,
+            "scope": file.scope,
+            "batch_id": file.batch_id,
+            "retry_of": UUID(file.retry_of) if file.retry_of else None,
+        }
+        for file in files
+    ]
+    statement = insert(PhysicalFile).on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
+    connection.execute(statement, rows)
 
 
 def require_epoch(connection: Connection, batch: BatchRef) -> str | None:
@@ -132,18 +156,19 @@ def acknowledge(
     checkpoint_id: int,
     tm_id: str,
     acks: Sequence[Ack],
-    file: WrittenFile | None,
+    files: Mapping[str, WrittenFile],
     uploads: Sequence[UploadStats] = (),
 ) -> None:
-    """Seals a group's file, adds its segments and acks, and completes the checkpoint if whole.
+    """Seals a group's files, adds their segments and acks, and completes the checkpoint if whole.
 
-    A later attempt of a subtask replaces an earlier one's ack and kills its segment; an ack that
-    is older than the one recorded is passed over; one that is already recorded changes nothing.
-    The first ack ever binds the job to its query. `uploads` is what writing the file was like; it
-    is recorded as part of a statement that is needed anyway.
+    `files` are by the path that their segments have. A later attempt of a subtask replaces an
+    earlier one's ack and kills its segment; an ack that is older than the one recorded is passed
+    over; one that is already recorded changes nothing. The first ack ever binds the job to its
+    query. `uploads` is what writing the files was like; it is recorded as part of a statement that
+    is needed anyway.
 
     Raises:
-        FencedError: the checkpoint is no longer open to this run, or the file was condemned.
+        FencedError: the checkpoint is no longer open to this run, or a file was condemned.
         RefusedError: the job belongs to another query.
     """
     _bind_query(connection, batch)
@@ -159,11 +184,14 @@ def acknowledge(
             checkpoint=checkpoint_id,
         )
     winners = _winners(connection, batch.job_id, checkpoint_id, acks)
-    if file is not None:
-        seal_file(connection, batch, file)
-    segments = [(ack.subtask, ack.segment) for ack in winners if ack.segment is not None]
-    if file is not None and segments:
-        add_segments(connection, batch.job_id, file.file_id, segments)
+    seal_files(connection, batch, list(files.values()))
+    segments = [
+        (files[ack.segment.path].file_id, ack.subtask, ack.segment)
+        for ack in winners
+        if ack.segment is not None
+    ]
+    if segments:
+        place_segments(connection, batch.job_id, segments)
     if winners:
         _record_acks(connection, batch.job_id, checkpoint_id, tm_id, winners)
     recorded = record_uploads(batch.job_id, checkpoint_id, tm_id, uploads) if uploads else None
@@ -217,33 +245,60 @@ def _winners(
     return list(newest.values())
 
 
-def seal_file(connection: Connection, batch: BatchRef, file: WrittenFile) -> None:
-    """Marks a physical file whole. Sealing it again changes nothing.
+def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenFile]) -> None:
+    """Marks physical files whole up to their size; one that is sealed already grows to it.
+
+    Doing it again changes nothing.
 
     Raises:
-        FencedError: maintenance has condemned the file.
+        FencedError: maintenance has condemned a file, or another writer has continued it.
     """
+    if not files:
+        return
+    sizes = {UUID(file.file_id): file.size_bytes for file in files}
+    written = (
+        func.unnest(
+            literal(list(sizes), ARRAY(Uuid())), literal(list(sizes.values()), ARRAY(BigInteger))
+        )
+        .table_valued(column("file_id", Uuid()), column("size_bytes", BigInteger), name="written")
+        .render_derived()
+    )
     sealed = connection.execute(
         update(PhysicalFile)
         .where(
-            PhysicalFile.file_id == UUID(file.file_id),
-            PhysicalFile.status == FileStatus.WRITING,
+            PhysicalFile.file_id == written.c.file_id,
+            or_(
+                PhysicalFile.status == FileStatus.WRITING,
+                and_(
+                    PhysicalFile.status == FileStatus.SEALED,
+                    PhysicalFile.size_bytes < written.c.size_bytes,
+                ),
+            ),
         )
-        .values(status=FileStatus.SEALED, size_bytes=file.size_bytes, sealed_at=func.now())
+        .values(
+            status=FileStatus.SEALED,
+            size_bytes=written.c.size_bytes,
+            sealed_at=func.coalesce(PhysicalFile.sealed_at, func.now()),
+        )
     )
-    if sealed.rowcount == 1:
-        return
-    known = connection.execute(
-        select(PhysicalFile.status, PhysicalFile.path).where(
-            PhysicalFile.file_id == UUID(file.file_id)
-        )
-    ).one()
-    if known.status != FileStatus.SEALED:
-        raise FencedError(
-            f"the physical file is {known.status.value}; nothing may point into it",
-            job=batch.job,
-            file=known.path,
-        )
+    if sealed.rowcount != len(sizes):
+        _require_sealed(connection, batch, sizes)
+
+
+def _require_sealed(connection: Connection, batch: BatchRef, sizes: Mapping[UUID, int]) -> None:
+    for known in connection.execute(
+        select(
+            PhysicalFile.file_id, PhysicalFile.status, PhysicalFile.path, PhysicalFile.size_bytes
+        ).where(PhysicalFile.file_id.in_(sizes))
+    ):
+        if (known.status, known.size_bytes) != (FileStatus.SEALED, sizes[known.file_id]):
+            raise FencedError(
+                f"the physical file is {known.status.value} with {known.size_bytes} bytes; "
+                "nothing may point into it",
+                job=batch.job,
+                file=known.path,
+                offset=sizes[known.file_id],
+            )
 
 
 def add_segments(
@@ -253,6 +308,13 @@ def add_segments(
     segments: Sequence[tuple[int, SegmentHandle]],
 ) -> None:
     """Inserts segments, each with its subtask, into a sealed file; known ids are passed over."""
+    place_segments(connection, job_id, [(file_id, *segment) for segment in segments])
+
+
+def place_segments(
+    connection: Connection, job_id: str, segments: Sequence[tuple[str, int, SegmentHandle]]
+) -> None:
+    """Inserts segments, each with its sealed file's id and its subtask, in one statement."""
     rows = [
         {
             "segment_id": UUID(handle.segment_id),
@@ -269,7 +331,7 @@ def add_segments(
             "as_of_checkpoint": handle.as_of_checkpoint,
             "released_checkpoint": handle.released_checkpoint,
         }
-        for subtask, handle in segments
+        for file_id, subtask, handle in segments
     ]
     connection.execute(
         insert(Segment).values(rows).on_conflict_do_nothing(index_elements=[Segment.segment_id])

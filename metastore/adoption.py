@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from cairn.errors import FencedError
 from cairn.handles import Scope, SegmentHandle
 from cairn.manifest import Manifest
-from metastore.acks import WrittenFile, add_segments, seal_file
+from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.batches import ADOPTED_BATCH, BatchRef
 from metastore.models import Checkpoint, CheckpointStatus, Job, PhysicalFile
 from metastore.runs import begun_without_origin
@@ -77,7 +77,7 @@ def adopt_checkpoint(
         raise begun_without_origin(job)
     ref = BatchRef(job, job_id, epoch, "", ADOPTED_BATCH)
     for part in copied:
-        seal_file(connection, ref, part.file)
+        seal_files(connection, ref, [part.file])
         add_segments(connection, job_id, part.file.file_id, part.segments)
     start = replace(
         origin,

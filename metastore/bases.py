@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import Range
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
-from metastore.acks import WrittenFile, add_segments, seal_file
+from metastore.acks import WrittenFile, place_segments, seal_files
 from metastore.batches import BatchRef
 from metastore.checkpoints import HANDLE_COLUMNS, handle_of, lineage_of, replay_order
 from metastore.models import Job, PhysicalFile, Segment, SegmentStatus
@@ -78,10 +78,11 @@ def install(
 ) -> None:
     """Makes materialised segments part of every checkpoint from the next id on (FLIP-158).
 
-    In the same transaction, what they replace is released at that id. For an increment these are
-    the `replaced` segments, which it was made from. For bases (None) they are all segments of the
-    same or an older state all of whose key groups some base covers. `first_checkpoint` of the
-    handles is set here; `as_of_checkpoint` must be a confirmed checkpoint.
+    Each comes with its file, which several may share. In the same transaction, what they replace is
+    released at that id. For an increment these are the `replaced` segments, which it was made from.
+    For bases (None) they are all segments of the same or an older state all of whose key groups
+    some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint` must be a
+    confirmed checkpoint.
 
     Raises:
         FencedError: a newer run has begun a batch, or a file was condemned.
@@ -98,14 +99,14 @@ def install(
     ids = [UUID(handle.segment_id) for _, handle in segments]
     if connection.scalar(select(Segment.segment_id).where(Segment.segment_id == ids[0])):
         return
-    for file, handle in segments:
-        seal_file(connection, batch, file)
-        add_segments(
-            connection,
-            batch.job_id,
-            file.file_id,
-            [(subtask, dataclasses.replace(handle, first_checkpoint=job.next_checkpoint_id))],
-        )
+    files = list({file.file_id: file for file, _ in segments}.values())
+    seal_files(connection, batch, files)
+    first = job.next_checkpoint_id
+    placed = [
+        (file.file_id, subtask, dataclasses.replace(handle, first_checkpoint=first))
+        for file, handle in segments
+    ]
+    place_segments(connection, batch.job_id, placed)
     if replaced is None:
         _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
     else:

@@ -24,6 +24,7 @@ from sqlalchemy.orm import aliased
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import SegmentHandle, SegmentKind
 from metastore.checkpoints import HANDLE_COLUMNS, handle_of, kill_segments
+from metastore.directories import unclaim_directories
 from metastore.models import (
     Checkpoint,
     CheckpointStatus,
@@ -271,6 +272,7 @@ def _open_checkpoint(
     ).one()
     if is_first:
         drop_states(connection, batch.job_id, batch.job, run)
+        unclaim_directories(connection, batch.job_id, batch.epoch, run.parallelism)
     before = times_of(connection, batch.job_id, parent_id)
     times = next_times(connection, run, batch.query_id, batch.batch_id, parent_id, before)
     connection.execute(

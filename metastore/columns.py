@@ -1,13 +1,16 @@
-"""What the tables share: the names of constraints, the types of columns."""
+"""What the tables share: their base, the names of constraints, the types of columns."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from sqlalchemy import ARRAY, BigInteger, CheckConstraint, DateTime, Enum, Text
+from sqlalchemy import ARRAY, BigInteger, CheckConstraint, DateTime, Enum, MetaData, Text
 from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
+from sqlalchemy.orm import DeclarativeBase
+
+SCHEMA = "cairn"
 
 
 def enum_of(values: type[StrEnum]) -> Enum:
@@ -46,3 +49,10 @@ TYPES = {
     list[int | None]: ARRAY(BigInteger),
 }
 """Of columns, by the type in Python."""
+
+
+class Base(DeclarativeBase):
+    """Declarative base of the schema `cairn`."""
+
+    metadata = MetaData(schema=SCHEMA, naming_convention=NAMES)
+    type_annotation_map: ClassVar = TYPES

@@ -19,7 +19,7 @@ from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
-from metastore.acks import WrittenFile, add_segments, seal_file
+from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.batches import BatchRef
 from metastore.checkpoints import HANDLE_COLUMNS, handle_of, replay_order, state_of
 from metastore.models import (
@@ -110,7 +110,7 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
     connection.execute(
         select(Job.job_id).where(Job.job_id == manifest.job_id).with_for_update(read=True)
     )
-    seal_file(connection, batch, WrittenFile(file_id, len(data)))
+    seal_files(connection, batch, [WrittenFile(file_id, len(data))])
     handle = manifest_handle(manifest, file_id, intended.path, data)
     add_segments(connection, manifest.job_id, file_id, [(0, handle)])
 

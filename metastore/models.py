@@ -7,7 +7,7 @@ Tables carry no behaviour: transactions are in `metastore.runs`, `metastore.chec
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -15,19 +15,20 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    MetaData,
     SmallInteger,
     UniqueConstraint,
     func,
     text,
 )
 from sqlalchemy.dialects.postgresql import Range
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from cairn.handles import PinKind, Scope, SegmentKind
-from metastore.columns import NAMES, TYPES, enum_of, one_of
+from metastore.columns import SCHEMA, Base, enum_of, one_of
+from metastore.observations import Materialization, UploadStat
 from metastore.statuses import (
     CheckpointStatus,
+    DirectoryStatus,
     FileStatus,
     MaintenanceStatus,
     SegmentStatus,
@@ -40,6 +41,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointStatus",
     "Deletion",
+    "Directory",
+    "DirectoryStatus",
     "FileStatus",
     "Job",
     "MaintenanceRun",
@@ -55,15 +58,6 @@ __all__ = [
     "SubtaskAck",
     "UploadStat",
 ]
-
-SCHEMA = "cairn"
-
-
-class Base(DeclarativeBase):
-    """Declarative base of the schema `cairn`."""
-
-    metadata = MetaData(schema=SCHEMA, naming_convention=NAMES)
-    type_annotation_map: ClassVar = TYPES
 
 
 class Job(Base):
@@ -236,6 +230,31 @@ class PhysicalFile(Base):
     deleted_at: Mapped[datetime | None]
 
 
+class Directory(Base):
+    """One row per directory of a job: one subtask's of a parallelism, or one task manager's."""
+
+    __tablename__ = "directories"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
+        one_of("status", DirectoryStatus),
+        one_of("scope", Scope),
+    )
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    path: Mapped[str] = mapped_column(primary_key=True)
+    scope: Mapped[Scope] = mapped_column(enum_of(Scope))
+    subtask: Mapped[int | None]
+    parallelism: Mapped[int | None]
+    tm_id: Mapped[str | None]
+    status: Mapped[DirectoryStatus] = mapped_column(
+        enum_of(DirectoryStatus), server_default=DirectoryStatus.CLAIMED
+    )
+    epoch: Mapped[int]
+    """The newest run that claimed it."""
+    claimed_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    unclaimed_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+
+
 class Segment(Base):
     """One row per segment. Part of checkpoint c iff first <= c and (released is null or c < it)."""
 
@@ -303,62 +322,6 @@ class SubtaskAck(Base):
     restore_ms: Mapped[int]
     """How long the subtask took to bring its local state to the parent."""
     acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class UploadStat(Base):
-    """One row per group commit that uploaded something; `metastore.uploads` says what each is."""
-
-    __tablename__ = "upload_stats"
-    __table_args__ = (
-        ForeignKeyConstraint(
-            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
-        ),
-        Index(None, "job_id", "checkpoint_id"),
-    )
-    commit_id: Mapped[UUID] = mapped_column(primary_key=True)
-    job_id: Mapped[str]
-    checkpoint_id: Mapped[int]
-    tm_id: Mapped[str]
-    files: Mapped[int]
-    segments: Mapped[int]
-    size_bytes: Mapped[int]
-    requests: Mapped[int]
-    retries: Mapped[int]
-    hedges: Mapped[int]
-    hedge_wins: Mapped[int]
-    failed_attempts: Mapped[int]
-    winning_attempt: Mapped[int]
-    failed_uploads: Mapped[int]
-    queue_size: Mapped[int]
-    wait_ms: Mapped[int]
-    upload_ms: Mapped[int]
-    longest_request_ms: Mapped[int]
-    recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class Materialization(Base):
-    """One row per materialisation that a process of a job has begun, for metrics."""
-
-    __tablename__ = "materializations"
-    __table_args__ = (
-        ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
-        Index(None, "job_id", "subtask", "started_at"),
-        one_of("kind", SegmentKind),
-    )
-    materialization_id: Mapped[UUID] = mapped_column(primary_key=True)
-    job_id: Mapped[str]
-    epoch: Mapped[int]
-    subtask: Mapped[int]
-    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    finished_at: Mapped[datetime | None]
-    """Null: it is running, or was killed."""
-    error: Mapped[str | None]
-    kind: Mapped[SegmentKind | None] = mapped_column(enum_of(SegmentKind))
-    """Bases or an increment; null: nothing had changed."""
-    as_of_checkpoint: Mapped[int | None]
-    segments: Mapped[int] = mapped_column(server_default="0")
-    entries: Mapped[int] = mapped_column(server_default="0")
-    size_bytes: Mapped[int] = mapped_column(server_default="0")
 
 
 class MaintenanceRun(Base):

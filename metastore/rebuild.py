@@ -14,7 +14,7 @@ from cairn.errors import RefusedError
 from cairn.handles import PinKind, Scope, SegmentHandle
 from cairn.manifest import Manifest, ManifestFile
 from cairn.settings import Settings
-from metastore.acks import WrittenFile, add_segments, seal_file
+from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.adoption import add_confirmed, intend_copy
 from metastore.batches import BatchRef
 from metastore.manifests import manifest_handle
@@ -174,5 +174,5 @@ def _add_files(connection: Connection, job: RebuiltJob, epoch: int) -> None:
         segments[file_id] = [(0, manifest_handle(one.manifest, file_id, one.path, one.data))]
     for file in files.values():
         intend_copy(connection, ref.job_id, epoch, file.file_id, file.path, file.scope)
-        seal_file(connection, ref, WrittenFile(file.file_id, job.sizes[file.path]))
+        seal_files(connection, ref, [WrittenFile(file.file_id, job.sizes[file.path])])
         add_segments(connection, ref.job_id, file.file_id, segments[file.file_id])

@@ -26,9 +26,19 @@ class FileStatus(StrEnum):
     WRITING = "WRITING"
     """The write intent, committed before the first byte."""
     SEALED = "SEALED"
-    """Whole and durable."""
+    """Whole and durable up to its size, which may grow."""
     CONDEMNED = "CONDEMNED"
     """Holds nothing that any checkpoint needs; to be deleted."""
+    DELETED = "DELETED"
+
+
+class DirectoryStatus(StrEnum):
+    """CLAIMED → UNCLAIMED → DELETED; UNCLAIMED, DELETED → CLAIMED."""
+
+    CLAIMED = "CLAIMED"
+    """A run writes to it, or one that restarts may."""
+    UNCLAIMED = "UNCLAIMED"
+    """No run does any more; goes once its files have."""
     DELETED = "DELETED"
 
 

@@ -162,7 +162,7 @@ def test_only_the_deleter_deletes_objects() -> None:
         path
         for path, tree in modules().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "delete_many"
+        if isinstance(node, ast.Attribute) and node.attr in ("delete_many", "remove_directory")
     }
     # The store itself removes the probe that it has just written to see whether it may write.
     assert users == {"cairn/maintenance/deleter.py", "cairn/storage/store.py"}

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, help_ in (
         ("checkpoints", commands.checkpoints, "list a job's checkpoints"),
         ("files", commands.files, "list a job's files and why each is kept"),
+        ("directories", commands.directories, "list a job's directories and whose each is"),
         ("state", inspect.state, "print a job's state or timers"),
     ):
         command = commands_.add_parser(name, parents=[common], help=help_)

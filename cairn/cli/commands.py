@@ -61,6 +61,17 @@ _FILE_COLUMNS = {
     "amplification": "amplification",
     "kept_because": "kept because",
 }
+_DIRECTORY_COLUMNS = {
+    "path": "directory",
+    "scope": "scope",
+    "status": "status",
+    "epoch": "run",
+    "files": "files",
+    "size_bytes": "size",
+    "live_bytes": "live",
+    "claimed_at": "claimed (UTC)",
+    "unclaimed_at": "given up (UTC)",
+}
 _REPORT_COLUMNS = {
     "job": "job",
     "subsumed_checkpoints": "checkpoints subsumed",
@@ -105,6 +116,15 @@ def files(url: str, arguments: Namespace) -> int:
         "ORDER BY created_at, path"
     )
     return print_rows(read_view(url, query, arguments.job), _FILE_COLUMNS, arguments)
+
+
+def directories(url: str, arguments: Namespace) -> int:
+    """Lists a job's directories that are not deleted, those of subtasks first."""
+    query = (
+        "SELECT * FROM cairn.v_directories WHERE job_id = :job_id AND status <> 'DELETED' "
+        "ORDER BY scope, parallelism, subtask, claimed_at, path"
+    )
+    return print_rows(read_view(url, query, arguments.job), _DIRECTORY_COLUMNS, arguments)
 
 
 def cleanup(url: str, arguments: Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cairn.maintenance.deleter import delete_condemned
+from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from cairn.storage import open_store
 from metastore import upkeep
@@ -68,6 +68,7 @@ def cleanup_job(
         plan = plan_subsumption(snapshot)
     store = open_store(snapshot.job.storage)
     deleted = delete_condemned(url, snapshot.job, store, timeout_ms=timeout_ms)
+    delete_directories(url, snapshot.job, store, timeout_ms=timeout_ms)
     return CleanupReport(
         job=job_name,
         dry_run=False,

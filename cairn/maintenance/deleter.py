@@ -1,4 +1,4 @@
-"""The one place that deletes objects from storage. Nothing goes without a committed intent."""
+"""The one place that deletes from storage. Nothing goes without a committed intent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from cairn.errors import RefusedError
 from cairn.layout import owns
 from cairn.storage import ObjectStore
-from metastore.deletions import DeleteIntent, open_intents, record_outcome
+from metastore.deletions import open_intents, record_outcome
+from metastore.directories import given_up_directories, record_removed
 from metastore.upkeep import JobFacts
 
 BATCH_OBJECTS = 1000
@@ -39,8 +40,9 @@ def delete_condemned(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms:
     while intents := open_intents(
         url, job.job_id, after=last, limit=BATCH_OBJECTS, timeout_ms=timeout_ms
     ):
-        _refuse_foreign(job, intents)
-        errors = store.delete_many([intent.path for intent in intents])
+        paths = [intent.path for intent in intents]
+        _refuse_foreign(job, paths)
+        errors = store.delete_many(paths)
         total = record_outcome(
             url,
             gone=[intent.file_id for intent in intents if intent.path not in errors],
@@ -54,12 +56,29 @@ def delete_condemned(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms:
     return Deleted(files, size_bytes, failed)
 
 
-def _refuse_foreign(job: JobFacts, intents: Sequence[DeleteIntent]) -> None:
-    for intent in intents:
-        if not owns(job.job_id, intent.path):
+def delete_directories(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms: int) -> None:
+    """Deletes directories of a job that no run claims and whose files are all deleted.
+
+    Up to `BATCH_OBJECTS` a call. One that holds something which the metastore does not know is
+    kept.
+
+    Raises:
+        RefusedError: a row names a directory outside the job's root; nothing goes.
+        StorageError, MetastoreError: a store failed; the next call goes on from there.
+    """
+    paths = given_up_directories(url, job.job_id, limit=BATCH_OBJECTS, timeout_ms=timeout_ms)
+    _refuse_foreign(job, paths)
+    removed = [path for path in paths if store.remove_directory(path)]
+    if removed:
+        record_removed(url, job.job_id, removed, timeout_ms=timeout_ms)
+
+
+def _refuse_foreign(job: JobFacts, paths: Sequence[str]) -> None:
+    for path in paths:
+        if not owns(job.job_id, path):
             raise RefusedError(
                 f"a delete intent names an object outside the job's root {job.job_id}/; nothing "
                 "was deleted. Find out who wrote that row before it goes",
                 job=job.name,
-                file=intent.path,
+                file=path,
             )

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import cairn.segments.format as segment_format
 from cairn.handles import SegmentKind
 from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.group_commit import Request, Running, SubtaskPart, commit
+from cairn.runtime.group_commit import Running, commit
+from cairn.runtime.group_files import Request, SubtaskPart
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.materializer import start_if_due
 from cairn.runtime.restore import parent_state

@@ -11,12 +11,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from cairn.errors import FencedError, StorageError
+from cairn.handles import DirectoryHandle, Scope
+from cairn.layout import task_manager_directory
 from cairn.runtime.plan import RunPlan
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.engine import run_transaction
@@ -41,7 +43,7 @@ class TaskManager:
         self.job_directory = Path(plan.settings.local_dir) / plan.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
         try:
-            for name in _SHARED:
+            for name in (*_SHARED, "pool"):
                 (self.directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
@@ -74,6 +76,24 @@ class TaskManager:
             self._tidy(start)
             write_whole(cached, msgspec.msgpack.encode(start))
         return start
+
+    @property
+    def owned(self) -> DirectoryHandle:
+        """The directory in storage that this task manager owns."""
+        path = task_manager_directory(self.plan.job_id, self.tm_id)
+        return DirectoryHandle(path, Scope.TASK_MANAGER, tm_id=self.tm_id)
+
+    def is_claimed(self, handle: DirectoryHandle) -> bool:
+        """Tells whether this run has claimed a directory from here before."""
+        return self._claim_mark(handle).exists()
+
+    def remember_claim(self, handle: DirectoryHandle) -> None:
+        """Notes that this run has claimed a directory, so that it does so once."""
+        with fenced_if_removed(self.directory):
+            self._claim_mark(handle).touch()
+
+    def _claim_mark(self, handle: DirectoryHandle) -> Path:
+        return self.directory / f"claimed-{Path(handle.path).name}"
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -114,6 +134,24 @@ def fenced_if_removed(path: Path) -> Iterator[None]:
             "this run's local directory is gone; a newer run removes it when it begins",
             file=str(path),
         ) from error
+
+
+def try_lock(file: Path, held: ExitStack) -> bool:
+    """Locks a file until `held` closes; returns False if another has it locked or it is gone."""
+    with ExitStack() as mine, suppress(FileNotFoundError, BlockingIOError):
+        descriptor = os.open(file, os.O_RDWR)
+        mine.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # not moved meanwhile
+            held.push(mine.pop_all())
+            return True
+    return False
+
+
+def wait_for_lock(file: Path) -> None:
+    """Returns once nobody has the file locked, or it is gone."""
+    with suppress(FileNotFoundError), file.open("rb+") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -1,58 +1,35 @@
-"""Group commit: one physical file and one transaction for all waiting subtasks of an executor.
+"""Group commit: few physical files and one transaction for all waiting subtasks of an executor.
 
 A task leaves its segment in the spool and a request beside it, then waits for the executor's lock.
-Whoever gets the lock commits every waiting request, its own among them, and makes them receipts.
-No daemon, and nothing to leak: the lock dies with its holder, and the next one finds the same
-requests.
+Whoever gets the lock takes every waiting request, its own among them, by locking the requests, and
+lets the executor's lock go: others may commit what has come since. What it has committed it makes
+receipts. No daemon, and nothing to leak: locks die with their holder, and the next one finds the
+same requests.
 """
 
 from __future__ import annotations
 
 import os
 import time
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
 from cairn.errors import FencedError
-from cairn.handles import Scope, SegmentHandle, SegmentKind
-from cairn.layout import task_manager_file
-from cairn.runtime.executor import TaskManager, fenced_if_removed, write_whole
-from cairn.runtime.uploads import Target, Uploaded, upload
+from cairn.runtime.executor import (
+    TaskManager,
+    fenced_if_removed,
+    try_lock,
+    wait_for_lock,
+    write_whole,
+)
+from cairn.runtime.file_pool import FilePool
+from cairn.runtime.group_files import Group, Request, commit_group
 from cairn.storage.store import ObjectStore
-from metastore.acks import Ack, acknowledge
 from metastore.batches import BatchRef
-from metastore.engine import run_transaction
 
 _POLL_S = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskPart:
-    """What one subtask did in an attempt. `size_bytes` is 0 if it changed nothing."""
-
-    subtask: int
-    input_rows: int
-    late_rows: int
-    max_event_ms: tuple[int | None, ...]
-    restore_ms: int
-    size_bytes: int
-    sha256: str
-    entries: int
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One task's wish that its subtasks be acknowledged."""
-
-    checkpoint_id: int
-    attempt_id: str
-    task_attempt: int
-    parts: tuple[SubtaskPart, ...]
 
 
 class Running:
@@ -80,22 +57,41 @@ def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: R
     """
     asked = _request_file(manager, request)
     write_whole(asked, msgspec.msgpack.encode(request))
+    while not _receipt_file(manager, request).exists():
+        with ExitStack() as held:
+            pool = FilePool(manager, held)
+            group = _gather(manager, batch, request, pool, held)
+            if group:
+                commit_group(Group(manager, store, batch, group), pool)
+                with fenced_if_removed(asked):
+                    for done in group:
+                        _request_file(manager, done).rename(_receipt_file(manager, done))
+                return
+        wait_for_lock(asked)
+
+
+def _gather(
+    manager: TaskManager, batch: BatchRef, request: Request, pool: FilePool, held: ExitStack
+) -> list[Request]:
+    """Returns the requests to commit, locked; none if another task has taken this one.
+
+    Where the pool blocks, requests gather while it waits for a slot.
+    """
     with manager.lock("commit"):
-        if _receipt_file(manager, request).exists():
-            return
-        if not asked.exists():
+        asked = _request_file(manager, request)
+        if not try_lock(asked, held):
+            if asked.exists() or _receipt_file(manager, request).exists():
+                return []
             raise FencedError(
                 "the task's request was removed before it was committed: a newer run or batch has "
                 "begun here",
                 job=batch.job,
                 checkpoint=request.checkpoint_id,
             )
+        pool.take(1)
         _wait_for_others(manager, request.checkpoint_id)
-        waiting = _waiting(manager, request.checkpoint_id)
-        _commit_all(manager, store, batch, waiting)
-        with fenced_if_removed(asked):
-            for done in waiting:
-                _request_file(manager, done).rename(_receipt_file(manager, done))
+        others = _waiting(manager, request, held)
+        return sorted([request, *others], key=lambda each: each.task_attempt)
 
 
 def _request_file(manager: TaskManager, request: Request) -> Path:
@@ -106,14 +102,16 @@ def _receipt_file(manager: TaskManager, request: Request) -> Path:
     return manager.directory / "acked" / f"{request.checkpoint_id}-{request.attempt_id}"
 
 
-def _waiting(manager: TaskManager, checkpoint_id: int) -> list[Request]:
-    files = (manager.directory / "pending").glob(f"{checkpoint_id}-*")
-    requests = [
-        msgspec.msgpack.decode(file.read_bytes(), type=Request)
-        for file in files
-        if file.suffix != ".draft"
-    ]
-    return sorted(requests, key=lambda request: request.task_attempt)
+def _waiting(manager: TaskManager, request: Request, held: ExitStack) -> list[Request]:
+    """Returns the other requests for the checkpoint that nobody has locked yet, locked."""
+    found = []
+    for file in (manager.directory / "pending").glob(f"{request.checkpoint_id}-*"):
+        is_own = file == _request_file(manager, request)
+        if is_own or file.suffix == ".draft" or (manager.directory / "acked" / file.name).exists():
+            continue
+        if try_lock(file, held):
+            found.append(msgspec.msgpack.decode(file.read_bytes(), type=Request))
+    return found
 
 
 def _wait_for_others(manager: TaskManager, checkpoint_id: int) -> None:
@@ -139,72 +137,3 @@ def _attempt_and_pid(mark: Path) -> tuple[str, int]:
 
 def _is_dead(mark: Path) -> bool:
     return not Path(f"/proc/{_attempt_and_pid(mark)[1]}").exists()
-
-
-def _commit_all(
-    manager: TaskManager, store: ObjectStore, batch: BatchRef, requests: Sequence[Request]
-) -> None:
-    plan = manager.plan
-    checkpoint_id = requests[0].checkpoint_id
-    parts = [(request, part) for request in requests for part in request.parts]
-    parts.sort(key=lambda pair: pair[1].subtask)
-    spooled = [
-        manager.spool_file(checkpoint_id, request.attempt_id, part.subtask)
-        for request, part in parts
-        if part.size_bytes
-    ]
-    uploaded = _write_file(manager, store, batch, spooled) if spooled else None
-    acks, offset = [], 0
-    for request, part in parts:
-        acks.append(_ack(manager, request, part, offset, uploaded.path if uploaded else ""))
-        offset += part.size_bytes
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: acknowledge(
-            connection,
-            batch,
-            checkpoint_id=checkpoint_id,
-            tm_id=manager.tm_id,
-            acks=acks,
-            file=uploaded.file if uploaded else None,
-            uploads=[uploaded.stats] if uploaded else [],
-        ),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"acknowledge checkpoint {checkpoint_id} of job {plan.job}",
-    )
-
-
-def _write_file(
-    manager: TaskManager, store: ObjectStore, batch: BatchRef, spooled: Sequence[Path]
-) -> Uploaded:
-    path_of = partial(task_manager_file, batch.job_id, manager.tm_id)
-    segments = [file.read_bytes() for file in spooled]
-    target = Target(batch, Scope.TASK_MANAGER, path_of, is_changelog=True)
-    return upload(manager, store, target, segments)
-
-
-def _ack(manager: TaskManager, request: Request, part: SubtaskPart, offset: int, path: str) -> Ack:
-    segment = None
-    if part.size_bytes:
-        segment = SegmentHandle(
-            str(uuid.uuid4()),
-            SegmentKind.CHANGELOG,
-            path,
-            offset,
-            part.size_bytes,
-            part.sha256,
-            manager.plan.key_groups(part.subtask),
-            part.entries,
-            request.checkpoint_id,
-            request.checkpoint_id,
-        )
-    return Ack(
-        part.subtask,
-        request.attempt_id,
-        request.task_attempt,
-        part.input_rows,
-        part.restore_ms,
-        segment,
-        part.late_rows,
-        part.max_event_ms,
-    )

@@ -18,13 +18,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from cairn.errors import CorruptSegmentError, RefusedError
+from cairn.handles import Scope
 from cairn.layout import shared_file
 from cairn.runtime.intake import Intake, Part, subtasks_by_key_group
 from cairn.runtime.plan import KEY_HASH_COLUMN, InitialRows, Operator, RunPlan
 from cairn.runtime.spill import Output, SpillDirectory
 from cairn.storage import open_store
 from cairn.storage.store import ObjectStore
-from metastore.acks import intend_initial_rows
+from metastore.acks import IntendedFile, intend_initial_rows
 from metastore.engine import run_transaction
 
 _WRITTEN = "subtask int, path string, size_bytes long, sha256 string"
@@ -124,7 +125,13 @@ def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> In
     path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
     run_transaction(
         plan.metastore_url,
-        lambda connection: intend_initial_rows(connection, plan.job_id, plan.epoch, file_id, path),
+        lambda connection: intend_initial_rows(
+            connection,
+            plan.job_id,
+            plan.epoch,
+            IntendedFile(file_id, path, Scope.SHARED),
+            plan.shared_directory(subtask),
+        ),
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"record the write of {path}",
     )

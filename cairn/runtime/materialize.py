@@ -9,18 +9,24 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import cairn.segments.format as segment_format
 from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
-from cairn.layout import shared_file
+from cairn.layout import exclusive_file, shared_file
 from cairn.runtime.executor import TaskManager
+from cairn.runtime.file_pool import Slot, shared_slot
 from cairn.runtime.increment import Row, net_changes, touched_by
 from cairn.runtime.local_store import LocalReader
-from cairn.runtime.uploads import Target, upload
+from cairn.runtime.merging import OpenFile, fill_files, is_full
+from cairn.runtime.physical_files import FileWrite, write_files
+from cairn.runtime.plan import RunPlan
+from cairn.runtime.uploads import Target
 from cairn.segments.reader import read_segments
+from cairn.settings import Settings
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
 from metastore.acks import WrittenFile
@@ -74,15 +80,19 @@ def materialize(
         replaced = replay.changes
         parts = _increment(reader, store, plan.job, replay, key_groups)
     else:
-        parts = chunks(reader, key_groups)
+        parts = chunks(reader, key_groups, CHUNK_BYTES)
     kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
-    written = [_write(manager, store, batch, subtask, kind, chunk, as_of) for chunk in parts]
-    run_transaction(
-        plan.metastore_url,
-        lambda connection: install(connection, batch, subtask, written, replaced),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"install the materialisation of subtask {subtask} of job {plan.job}",
-    )
+    encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
+    with ExitStack() as held:
+        slot = shared_slot(manager, subtask, held)
+        written = _write_all(manager, store, batch, subtask, kind, encoded, as_of, slot)
+        run_transaction(
+            plan.metastore_url,
+            lambda connection: install(connection, batch, subtask, written, replaced),
+            timeout_ms=plan.settings.metastore_timeout_ms,
+            what=f"install the materialisation of subtask {subtask} of job {plan.job}",
+        )
+        _leave_open(slot, subtask, *written[-1], plan.settings)
     return Materialized.of([handle for _, handle in written])
 
 
@@ -94,6 +104,15 @@ class Chunk:
     changes: Changes
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A segment to write, and what it covers."""
+
+    key_groups: KeyGroupRange
+    entries: int
+    data: bytes
+
+
 def _increment(
     reader: LocalReader, store: ObjectStore, job: str, replay: Replay, key_groups: KeyGroupRange
 ) -> Iterator[Chunk]:
@@ -103,9 +122,7 @@ def _increment(
     return _chunked(key_groups, rows, CHUNK_BYTES)
 
 
-def chunks(
-    reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[Chunk]:
+def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
     """Yields the state in chunks that together cover all the key groups, empty ones too."""
     rows = (
         (g, ((PUT, *entry) for entry in reader.range(KeyGroupRange(g, g + 1))))
@@ -135,16 +152,10 @@ def _chunked(
             start, rows, size_bytes = key_group + 1, [], 0
 
 
-def _write(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
-    kind: SegmentKind,
-    chunk: Chunk,
-    as_of_checkpoint: int,
-) -> tuple[WrittenFile, SegmentHandle]:
-    plan, changes = manager.plan, chunk.changes
+def _encode(
+    plan: RunPlan, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
+) -> Encoded:
+    changes = chunk.changes
     data = segment_format.encode(
         changes.ops,
         changes.keys,
@@ -156,19 +167,67 @@ def _write(
             "kind": kind.value,
         },
     )
+    return Encoded(chunk.key_groups, len(changes), data)
+
+
+def _write_all(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    kind: SegmentKind,
+    segments: Iterable[Encoded],
+    as_of_checkpoint: int,
+    slot: Slot | None,
+) -> list[tuple[WrittenFile, SegmentHandle]]:
+    """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
+    goes_on = slot.give_up() if slot is not None else None
+    written: list[tuple[WrittenFile, SegmentHandle]] = []
+    for file in fill_files(segments, lambda s: len(s.data), manager.plan.settings, goes_on):
+        written += _write(manager, store, batch, subtask, kind, file, as_of_checkpoint, goes_on)
+        goes_on = None
+    return written
+
+
+def _leave_open(
+    slot: Slot | None, subtask: int, last: WrittenFile, handle: SegmentHandle, settings: Settings
+) -> None:
+    if slot is not None and not is_full(last.size_bytes, settings):
+        slot.keep(OpenFile(last.file_id, handle.path, last.size_bytes, frozenset({subtask})))
+
+
+def _write(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    kind: SegmentKind,
+    segments: Sequence[Encoded],
+    as_of_checkpoint: int,
+    goes_on: OpenFile | None,
+) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
+    """Writes one file, or the end of one; yields each of its segments with it."""
+    plan = manager.plan
+    directory = plan.shared_directory(subtask) if plan.settings.merging_enabled else None
     path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
+    if directory is None:
+        path_of = partial(exclusive_file, plan.job_id, as_of_checkpoint, subtask)
     target = Target(batch, Scope.SHARED, path_of, is_changelog=False)
-    uploaded = upload(manager, store, target, [data])
-    handle = SegmentHandle(
-        str(uuid.uuid4()),
-        kind,
-        uploaded.path,
-        0,
-        len(data),
-        hashlib.sha256(data).hexdigest(),
-        chunk.key_groups,
-        len(changes),
-        as_of_checkpoint,
-        as_of_checkpoint,
-    )
-    return uploaded.file, handle
+    write = FileWrite(target, lambda: [segment.data for segment in segments], goes_on)
+    [written] = write_files(manager, store, [write], claim=directory)
+    offset = goes_on.size_bytes if goes_on else 0
+    for segment in segments:
+        handle = SegmentHandle(
+            str(uuid.uuid4()),
+            kind,
+            written.path,
+            offset,
+            len(segment.data),
+            hashlib.sha256(segment.data).hexdigest(),
+            segment.key_groups,
+            segment.entries,
+            as_of_checkpoint,
+            as_of_checkpoint,
+        )
+        yield written.file, handle
+        offset += len(segment.data)

@@ -10,7 +10,9 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
+from cairn.handles import DirectoryHandle, Scope
 from cairn.keygroups import KeyGroupRange, range_of
+from cairn.layout import shared_directory
 from cairn.settings import Settings
 from cairn.state.handle import VariableSpec
 from cairn.state.times import TimeMode
@@ -115,6 +117,11 @@ class RunPlan:
         """Returns the subtasks that a Spark task does, one after the other."""
         share = range_of(task, self.tasks, self.parallelism)
         return range(share.start, share.end)
+
+    def shared_directory(self, subtask: int) -> DirectoryHandle:
+        """Returns the directory in storage that a subtask of this run owns."""
+        path = shared_directory(self.job_id, subtask, self.parallelism)
+        return DirectoryHandle(path, Scope.SHARED, subtask, self.parallelism)
 
     def batch(self, query_id: str, batch_id: int) -> BatchRef:
         """Returns the reference to one of the run's batches."""

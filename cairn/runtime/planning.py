@@ -118,7 +118,7 @@ def _on_stream(
 ) -> DataFrame:
     session = inputs.df.sparkSession
     warn_if_subtasks_float(session)
-    open_store(job.storage).check_writable()
+    check_storage(job)
     registration = Registration(
         run_id=uuid.uuid4(),
         job=job.name,
@@ -145,6 +145,24 @@ def _on_stream(
         return run_task(plan, operator, batches)
 
     return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
+
+
+def check_storage(job: Job) -> None:
+    """Checks that the job's storage can be written as its options ask.
+
+    Raises:
+        BadInputError: it can never be, or not with `across-checkpoint-boundary`.
+        StorageError: it does not work now.
+    """
+    store = open_store(job.storage)
+    store.check_writable()
+    if job.settings.merges_files_across and not store.can_append():
+        raise BadInputError(
+            "cairn.file-merging.across-checkpoint-boundary is true, but storage "
+            f"{store.url} shows the bytes of a file only once it is closed: a checkpoint could "
+            "not be read while its file is open. Leave the option out, or use a file system",
+            job=job.name,
+        )
 
 
 def _register(

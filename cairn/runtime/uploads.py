@@ -19,12 +19,12 @@ from typing import TypeVar
 import msgspec
 
 from cairn.errors import CairnError, OutcomeUnknownError, StorageError, StoreFailedError
-from cairn.handles import Scope
+from cairn.handles import DirectoryHandle, Scope
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.in_flight import Waited, in_flight
 from cairn.runtime.upload_policy import History, Kind, Request, next_step
 from cairn.storage.store import ObjectStore
-from metastore.acks import WrittenFile, intend_file
+from metastore.acks import IntendedFile, WrittenFile, intend_files
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
 from metastore.uploads import UploadStats
@@ -73,11 +73,16 @@ class Intent:
 
 
 def upload(
-    manager: TaskManager, store: ObjectStore, target: Target, parts: Sequence[bytes]
+    manager: TaskManager,
+    store: ObjectStore,
+    target: Target,
+    parts: Sequence[bytes],
+    first: Intent | None = None,
 ) -> Uploaded:
     """Writes `parts` as one new object and returns it; records the write intents, too.
 
-    Waits while the executor has as much in flight as it may.
+    `first` is the intent of the first request, if it is recorded already. Waits while the executor
+    has as much in flight as it may.
 
     Raises:
         StoreFailedError: every attempt failed, with the last error. It may be called again.
@@ -85,32 +90,42 @@ def upload(
         BadInputError, RefusedError: see `ObjectStore.put`.
     """
     with in_flight(manager, target.pool, sum(map(len, parts))) as waited:
-        return _Upload(manager, store, target, parts, intend(manager, target)).run(waited)
+        intent = first or intend(manager, [target])[0]
+        return _Upload(manager, store, target, parts, intent).run(waited)
 
 
-def intend(manager: TaskManager, target: Target, retry_of: str | None = None) -> Intent:
-    """Records the intent of a new file; `retry_of` is the file of the upload's first request.
+def intend(
+    manager: TaskManager,
+    targets: Sequence[Target],
+    retry_of: str | None = None,
+    claims: Sequence[DirectoryHandle] = (),
+) -> list[Intent]:
+    """Records the intents of a new file for each target of a batch, in one transaction.
+
+    `retry_of` is the file of the upload's first request, `claims` are directories to claim.
 
     Raises:
         FencedError: a newer run has begun a batch.
     """
-    began_s, file_id = time.monotonic(), str(uuid.uuid4())
-    path = target.path_of(file_id)
+    began_s, batch = time.monotonic(), targets[0].batch
+    ids = [str(uuid.uuid4()) for _ in targets]
+    files = [
+        IntendedFile(
+            file_id,
+            target.path_of(file_id),
+            target.scope,
+            batch.batch_id if target.is_changelog else None,
+            retry_of,
+        )
+        for file_id, target in zip(ids, targets, strict=True)
+    ]
     run_transaction(
         manager.plan.metastore_url,
-        lambda connection: intend_file(
-            connection,
-            target.batch,
-            file_id,
-            path,
-            target.scope,
-            batch_id=target.batch.batch_id if target.is_changelog else None,
-            retry_of=retry_of,
-        ),
+        lambda connection: intend_files(connection, batch, files, claims),
         timeout_ms=manager.plan.settings.metastore_timeout_ms,
-        what=f"record the write of {path}",
+        what=f"record the write of {files[0].path}",
     )
-    return Intent(file_id, path, began_s)
+    return [Intent(file.file_id, file.path, began_s) for file in files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +176,9 @@ class _Upload:
     def _send(self, kind: Kind) -> None:
         """Sends a request under an intent of its own, unless an answer has come meanwhile."""
         is_first = kind is Kind.FIRST
-        intent = (
-            self._first if is_first else intend(self._manager, self._target, self._first.file_id)
-        )
+        intent = self._first
+        if not is_first:
+            [intent] = intend(self._manager, [self._target], self._first.file_id)
         if not self._answers.empty():
             return
         number = len(self._requests)

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from cairn.storage.store import (
     LONGEST_WRITE_S,
     TEMP_PREFIX,
     StoredObject,
+    can_append_by_probe,
     check_by_probe,
     check_path,
     check_prefix,
@@ -22,6 +23,7 @@ from cairn.storage.store import (
     exists_error,
     missing_error,
     short_read_error,
+    wrong_end_error,
 )
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -39,7 +41,7 @@ _NEVER_WORKS = {
 
 
 class PosixStore:
-    """Objects are files below `root`; an object appears whole and fsynced, or not at all.
+    """Objects are files below `root`; one that is put appears whole and fsynced, or not at all.
 
     A write goes to `.tmp-<uuid>` beside the object first. A process that is killed may leave that
     file behind; it is never listed. `put` and `check_writable` make the root; where it is missing,
@@ -61,21 +63,23 @@ class PosixStore:
         """See `ObjectStore.put`."""
         began = time.monotonic()
         target = self._locate(path)
-        temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         try:
-            directories = self._make_directories(target.parent)
             try:
-                _write(temp, parts)
-                self._refuse_late(path, time.monotonic() - began)
-                new = _link(temp, target)
-            finally:
-                temp.unlink(missing_ok=True)
-            for directory in directories:
-                _sync(directory)
+                new = self._put(path, target, parts, began)
+            except FileNotFoundError:  # a cleanup has just removed the directory as given up
+                new = self._put(path, target, parts, began)
         except OSError as error:
             raise self._failed(error, "write", path) from error
         if not new:
             raise exists_error(self.url, path)
+
+    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        """See `ObjectStore.append`."""
+        self._append(path, offset, parts)
+
+    def can_append(self) -> bool:
+        """See `ObjectStore.can_append`."""
+        return can_append_by_probe(self, self._append)
 
     def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """See `ObjectStore.get`."""
@@ -119,9 +123,66 @@ class PosixStore:
         self._sync_present(changed)
         return failed
 
+    def remove_directory(self, path: str) -> bool:
+        """See `ObjectStore.remove_directory`."""
+        directory = self._locate(path)
+        self._check_inside(directory, path)
+        try:
+            for temp in directory.glob(f"{TEMP_PREFIX}*"):
+                temp.unlink(missing_ok=True)
+            directory.rmdir()
+        except _ABSENT:
+            self._require_root("remove", path)
+            return not directory.exists()
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise self._failed(error, "remove", path) from error
+        self._sync_present([directory.parent])
+        return True
+
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)
+
+    def _put(
+        self, path: str, target: Path, parts: Sequence[bytes | memoryview], began: float
+    ) -> bool:
+        """Writes an object whole; returns False if its name is taken."""
+        temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
+        directories = self._make_directories(target.parent)
+        try:
+            _write(temp, parts)
+            self._refuse_late(path, time.monotonic() - began)
+            new = _link(temp, target)
+        finally:
+            temp.unlink(missing_ok=True)
+        for directory in directories:
+            _sync(directory)
+        return new
+
+    def _append(
+        self,
+        path: str,
+        offset: int,
+        parts: Sequence[bytes | memoryview],
+        before_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        check_range(path, offset, None)
+        try:
+            with open(self._locate(path), "ab", opener=_open_present) as file:
+                found_bytes = os.fstat(file.fileno()).st_size
+                if found_bytes != offset:
+                    raise wrong_end_error(self.url, path, offset, found_bytes)
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+                before_close()
+        except _ABSENT as error:
+            self._require_root("append", path)
+            raise wrong_end_error(self.url, path, offset, None) from error
+        except OSError as error:
+            raise self._failed(error, "append", path, offset) from error
 
     def _refuse_late(self, path: str, took_s: float) -> None:
         """Keeps an object from appearing after a cleanup that has deleted it, as it may by then."""
@@ -232,6 +293,10 @@ def _link(temp: Path, target: Path) -> bool:
 
 def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _open_present(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT | os.O_NOFOLLOW)
 
 
 def _sync(directory: Path) -> None:

@@ -137,6 +137,21 @@ class S3Store:
             failed |= self._delete(paths[start : start + _DELETES_PER_REQUEST])
         return failed
 
+    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        """See `ObjectStore.append`; S3 shows an object only once it is whole."""
+        raise BadInputError(
+            f"storage {self.url}: objects on S3 cannot be appended to", file=path, offset=offset
+        )
+
+    def can_append(self) -> bool:
+        """See `ObjectStore.can_append`."""
+        return False
+
+    def remove_directory(self, path: str) -> bool:
+        """See `ObjectStore.remove_directory`; S3 has none."""
+        check_path(path)
+        return True
+
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -29,7 +29,7 @@ class StoredObject:
 
 
 class ObjectStore(Protocol):
-    """Bytes by path below one URL. Objects are immutable: written once, read, deleted.
+    """Bytes by path below one URL. Objects are written once, read, deleted; some stores append.
 
     A path is `/`-separated, relative to the URL, without empty, `.` and `..` parts; a path of
     another form is a BadInputError in every verb. All verbs may be called from several threads
@@ -82,6 +82,30 @@ class ObjectStore(Protocol):
         Returns what went wrong by path, for those paths that failed; a missing object counts as
         deleted. When the store cannot be reached or is not there it raises instead, with part of
         the objects deleted; the same call may be repeated.
+        """
+        ...
+
+    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Adds bytes at the end of an object: durable and readable when it returns.
+
+        One writer at a time. After any other error than RefusedError the object may have some of
+        the bytes: nothing may be appended to it again.
+
+        Raises:
+            RefusedError: the object is missing or does not end at `offset`; nothing was added.
+            BadInputError: this store cannot append, see `can_append`.
+        """
+        ...
+
+    def can_append(self) -> bool:
+        """Tells whether appended bytes are readable before their writer closes, by doing it."""
+        ...
+
+    def remove_directory(self, path: str) -> bool:
+        """Removes a directory without objects; only `cairn/maintenance/deleter.py` may call this.
+
+        What unfinished writes have left in it goes too. Returns False, and keeps the directory, if
+        there is something else in it; True if it is gone or the store has no directories.
         """
         ...
 
@@ -152,6 +176,35 @@ def exists_error(url: str, path: str) -> RefusedError:
         "write under a new path",
         file=path,
     )
+
+
+def wrong_end_error(url: str, path: str, offset: int, found_bytes: int | None) -> RefusedError:
+    """Returns the error for an append to an object that does not end where its writer left it."""
+    found = "is gone" if found_bytes is None else f"has {found_bytes} bytes"
+    return RefusedError(
+        f"storage {url}: bytes were to be added at offset {offset}, but the object {found}; write "
+        "a new object",
+        file=path,
+        offset=offset,
+    )
+
+
+def can_append_by_probe(
+    store: ObjectStore, append: Callable[[str, int, Sequence[bytes], Callable[[], None]], None]
+) -> bool:
+    """Does the work of `ObjectStore.can_append`; `append` calls its last argument before closing.
+
+    Raises:
+        StorageError, BadInputError: see `ObjectStore.check_writable`.
+    """
+    path = f".cairn-probe-{uuid.uuid4()}"
+    seen: list[bytes] = []
+    store.put(path, [_PROBE])
+    try:
+        append(path, len(_PROBE), [_PROBE], lambda: seen.append(store.get(path)))
+    finally:
+        store.delete_many([path])
+    return seen == [_PROBE * 2]
 
 
 def check_by_probe(store: ObjectStore) -> None:

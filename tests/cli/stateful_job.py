@@ -22,7 +22,7 @@ from cairn.state.times import TimeMode
 from cairn.state.ttl import Ttl
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, NoState, Overlay
 from cairn.storage import open_store
-from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
 from metastore.bases import install
 from metastore.batches import BatchRef, begin_batch
 from metastore.engine import run_transaction
@@ -199,9 +199,10 @@ class StatefulJob:
     def _acknowledge(
         self, ref: BatchRef, checkpoint_id: int, ack: Ack, file: WrittenFile | None
     ) -> None:
+        files = {} if file is None or ack.segment is None else {ack.segment.path: file}
         self._run(
             lambda c: acknowledge(
-                c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], file=file
+                c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], files=files
             )
         )
 
@@ -213,7 +214,8 @@ class StatefulJob:
         data = encode(ops, keys, values, metadata={})
         file_id = str(uuid4())
         path = task_manager_file(self.job_id, "tm", file_id)
-        self._run(lambda c: intend_file(c, ref, file_id, path, Scope.TASK_MANAGER))
+        file = IntendedFile(file_id, path, Scope.TASK_MANAGER)
+        self._run(lambda c: intend_files(c, ref, [file]))
         open_store(self.storage).put(path, [data])
         handle = SegmentHandle(
             str(uuid4()),

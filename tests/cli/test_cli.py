@@ -28,6 +28,7 @@ COMMANDS = [
     ["jobs"],
     ["checkpoints", "clicks"],
     ["files", "clicks"],
+    ["directories", "clicks"],
     ["state", "clicks"],
     ["cleanup"],
     ["savepoint", "clicks"],

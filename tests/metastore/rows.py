@@ -15,6 +15,7 @@ from metastore.models import (
     Base,
     Checkpoint,
     Deletion,
+    Directory,
     FileStatus,
     Job,
     MaintenanceRun,
@@ -31,6 +32,7 @@ PATHS = {
     "checkpoints": ["IN_PROGRESS", "COMPLETED", "CONFIRMED", "SUBSUMED"],
     "physical_files": ["WRITING", "SEALED", "CONDEMNED", "DELETED"],
     "segments": ["LIVE", "DEAD"],
+    "directories": ["CLAIMED", "UNCLAIMED", "DELETED"],
     "maintenance_runs": ["PLANNED", "FAILED", "APPLIED"],
 }
 """A legal way through every table's states."""
@@ -123,6 +125,7 @@ class Rows:
         status: str = "SEALED",
         size_bytes: int = 1000,
         scope: Scope = Scope.TASK_MANAGER,
+        path: str | None = None,
         retry_of: UUID | None = None,
     ) -> UUID:
         file_id = uuid4()
@@ -131,7 +134,7 @@ class Rows:
                 file_id=file_id,
                 job_id=self.job_id,
                 epoch=1,
-                path=f"{file_id}.seg",
+                path=path or f"{file_id}.seg",
                 scope=scope,
                 batch_id=1,
                 retry_of=retry_of,
@@ -146,6 +149,16 @@ class Rows:
             )
             self.walk(PhysicalFile, which, status, start="SEALED")
         return file_id
+
+    def directory(self, status: str = "CLAIMED", path: str = "tm", epoch: int = 1) -> str:
+        """Makes a task manager's directory; returns its path."""
+        self.execute(
+            insert(Directory).values(
+                job_id=self.job_id, path=path, scope=Scope.TASK_MANAGER, tm_id="tm", epoch=epoch
+            )
+        )
+        self.walk(Directory, Directory.path == path, status)
+        return path
 
     def upload(self, checkpoint_id: int, **facts: int) -> None:
         """Adds the stats of a group commit; every number that is not given is 1."""

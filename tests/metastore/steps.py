@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, text
 
-from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.handles import DirectoryHandle, Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange, range_of
-from cairn.layout import task_manager_file
+from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
-from metastore.acks import Ack, WrittenFile, acknowledge, intend_file
+from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
 from metastore.bases import install
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.checkpoints import segments_at
@@ -85,18 +85,21 @@ class Steps:
     ) -> WrittenFile:
         """Records the intent of a file of one segment's size: a changelog's or a base's."""
         file = WrittenFile(str(uuid4()), SIZE_BYTES)
-        self.run(
-            lambda c: intend_file(
-                c,
-                batch,
-                file.file_id,
-                self.path(file),
-                scope,
-                batch_id=batch.batch_id if scope is Scope.TASK_MANAGER else None,
-                retry_of=retry_of.file_id if retry_of else None,
-            )
+        intended = IntendedFile(
+            file.file_id,
+            self.path(file),
+            scope,
+            batch.batch_id if scope is Scope.TASK_MANAGER else None,
+            retry_of.file_id if retry_of else None,
         )
+        self.run(lambda c: intend_files(c, batch, [intended], [self.directory]))
         return file
+
+    @property
+    def directory(self) -> DirectoryHandle:
+        """The directory that all its files are in."""
+        path = task_manager_directory(self.job_id, "tm")
+        return DirectoryHandle(path, Scope.TASK_MANAGER, tm_id="tm")
 
     def path(self, file: WrittenFile) -> str:
         return task_manager_file(self.job_id, "tm", file.file_id)
@@ -266,9 +269,11 @@ def acknowledging(
 ) -> Callable[[Connection], None]:
     """Returns the body of a group's transaction."""
 
+    files = {} if file is None else {"": file}
+
     def work(connection: Connection) -> None:
         acknowledge(
-            connection, batch, checkpoint_id=checkpoint_id, tm_id="tm", acks=acks, file=file
+            connection, batch, checkpoint_id=checkpoint_id, tm_id="tm", acks=acks, files=files
         )
 
     return work

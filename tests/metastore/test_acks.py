@@ -17,7 +17,7 @@ from sqlalchemy import Connection, event
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import Scope
 from cairn.storage import open_store
-from metastore.acks import Ack, WrittenFile, acknowledge, intend_file, seal_file
+from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files, seal_files
 from metastore.batches import BatchRef
 from metastore.engine import open_engine
 from metastore.uploads import UploadStats
@@ -260,7 +260,7 @@ def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_go_on(step
     steps.begin(steps.ref(epoch, 1))
     steps.let_writes_end()
     steps.clean()
-    steps.run(lambda c: seal_file(c, batch, base))
+    steps.run(lambda c: seal_files(c, batch, [base]))
     assert steps.file_facts(base)[0] == "SEALED"
 
 
@@ -276,7 +276,7 @@ def test_cleanup_takes_the_requests_for_a_base_that_lost_to_another(
     steps.let_writes_end()
     steps.clean()
     assert [steps.file_facts(file)[0] for file in files] == ["WRITING"] * 3
-    steps.run(lambda c: seal_file(c, batch, files[winner]))
+    steps.run(lambda c: seal_files(c, batch, [files[winner]]))
     steps.clean()
     found = [steps.file_facts(file)[0] for file in files]
     assert found.pop(winner) != "WRITING"
@@ -294,7 +294,7 @@ def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
     steps.let_writes_end()
     steps.clean()
     with pytest.raises(FencedError, match="the physical file is DELETED"):
-        steps.run(lambda c: seal_file(c, batch, file))
+        steps.run(lambda c: seal_files(c, batch, [file]))
 
 
 def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: Steps) -> None:
@@ -329,7 +329,7 @@ def count_statements(
         checkpoint_id=1,
         tm_id="tm",
         acks=acks,
-        file=file,
+        files={"": file},
         uploads=uploads,
     )
     sent: list[str] = []
@@ -347,7 +347,8 @@ def test_a_write_intent_whose_answer_was_lost_changes_nothing_the_second_time(
     steps.begin(batch)
     file = steps.intend(batch)
     before = steps.dump()
-    steps.run(lambda c: intend_file(c, batch, file.file_id, steps.path(file), Scope.TASK_MANAGER))
+    again = IntendedFile(file.file_id, steps.path(file), Scope.TASK_MANAGER)
+    steps.run(lambda c: intend_files(c, batch, [again], [steps.directory]))
     assert steps.dump() == before
 
 

@@ -26,6 +26,7 @@ WRITTEN_BY_JOBS = {
     "subtask_acks",
     "physical_files",
     "segments",
+    "directories",
     "upload_stats",
     "materializations",
 }
@@ -37,6 +38,7 @@ VIEWS = [
     "v_files",
     "v_space_amplification",
     "v_native_comparison",
+    "v_directories",
     "v_changelog_storage",
     "v_lost_uploads",
     "v_materialization",
@@ -86,6 +88,7 @@ def test_maintainer_reads_all_and_changes_only_states(rows: Rows, table: str) ->
         "checkpoints": {"status", "ended_at"},
         "physical_files": {"status", "condemned_at", "deleted_at"},
         "segments": {"status", "released_checkpoint"},
+        "directories": {"status", "deleted_at"},
         "maintenance_runs": every_column,
         "deletions": every_column,
     }
@@ -105,6 +108,7 @@ def test_reader_sees_no_table(rows: Rows, table: str) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("role", ROLES)
 def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
+    rows.directory()
     first = rows.file("WRITING")
     rows.segment(rows.file(retry_of=first))
     rows.checkpoint(1, "CONFIRMED")

@@ -23,6 +23,8 @@ from metastore.models import (
     Checkpoint,
     CheckpointStatus,
     Deletion,
+    Directory,
+    DirectoryStatus,
     FileStatus,
     Job,
     MaintenanceRun,
@@ -47,12 +49,18 @@ LEGAL: dict[type[Base], set[tuple[str, str]]] = {
         ("WRITING", "CONDEMNED"),
     },
     Segment: {("LIVE", "DEAD")},
+    Directory: {
+        *pairwise(["CLAIMED", "UNCLAIMED", "DELETED"]),
+        ("UNCLAIMED", "CLAIMED"),
+        ("DELETED", "CLAIMED"),
+    },
     MaintenanceRun: {("PLANNED", "APPLIED"), ("PLANNED", "FAILED"), ("FAILED", "APPLIED")},
 }
 STATUSES: dict[type[Base], list[str]] = {
     Checkpoint: list(CheckpointStatus),
     PhysicalFile: list(FileStatus),
     Segment: list(SegmentStatus),
+    Directory: list(DirectoryStatus),
     MaintenanceRun: list(MaintenanceStatus),
 }
 STEPS = [
@@ -71,6 +79,8 @@ def make(rows: Rows, table: type[Base], status: str) -> Any:
         return Checkpoint.checkpoint_id == 1
     if table is PhysicalFile:
         return PhysicalFile.file_id == rows.file(status)
+    if table is Directory:
+        return Directory.path == rows.directory(status)
     if table is Segment:
         return Segment.segment_id == rows.segment(rows.file(), status=status)
     return MaintenanceRun.maintenance_run_id == rows.maintenance_run(status)
@@ -113,6 +123,7 @@ FRESH: dict[type[Base], Any] = {
     Checkpoint: lambda: {"checkpoint_id": 2, "batch_id": 2},
     PhysicalFile: lambda: {"file_id": uuid4(), "path": "other.seg", "size_bytes": 1},
     Segment: lambda: {"segment_id": uuid4()},
+    Directory: lambda: {"path": "other"},
     MaintenanceRun: lambda: {"maintenance_run_id": uuid4()},
 }
 
@@ -135,6 +146,11 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
     (PhysicalFile, {"path": "other"}),
     (PhysicalFile, {"scope": Scope.SHARED}),
     (PhysicalFile, {"size_bytes": 9}),
+    (Directory, {"path": "other"}),
+    (Directory, {"scope": Scope.SHARED}),
+    (Directory, {"subtask": 9}),
+    (Directory, {"parallelism": 9}),
+    (Directory, {"tm_id": "other"}),
     (PhysicalFile, {"batch_id": 9}),
     (PhysicalFile, {"retry_of": UUID(int=9)}),
     (UploadStat, {"checkpoint_id": 9}),
@@ -163,6 +179,7 @@ def test_identity_never_changes(rows: Rows, table: type[Base], change: dict[str,
     rows.ack(1, 0, 5)
     rows.upload(1)
     rows.segment(rows.file())
+    rows.directory()
     rows.deletion(rows.file("CONDEMNED"))
     with pytest.raises(RefusedError, match=f"{table.__tablename__}: .*{next(iter(change))}"):
         rows.execute(update(table).where(rows.own(table)).values(change))
@@ -232,6 +249,47 @@ def test_file_is_not_sealed_without_a_size(rows: Rows) -> None:
     which = PhysicalFile.file_id == rows.file("WRITING")
     with pytest.raises(RefusedError, match="a sealed file has a size"):
         rows.set_status(PhysicalFile, which, "SEALED")
+
+
+@pytest.mark.parametrize(
+    ("status", "size_bytes", "is_allowed"),
+    [
+        ("SEALED", 1001, True),
+        ("SEALED", 999, False),
+        ("SEALED", None, False),
+        ("CONDEMNED", 1001, False),
+        ("DELETED", 1001, False),
+    ],
+)
+def test_only_a_sealed_file_grows_and_none_shrinks(
+    rows: Rows, status: str, size_bytes: int | None, is_allowed: bool
+) -> None:
+    rows.file(status, size_bytes=1000)
+    resize = update(PhysicalFile).where(rows.own(PhysicalFile)).values(size_bytes=size_bytes)
+    if is_allowed:
+        rows.execute(resize)
+    else:
+        with pytest.raises(RefusedError, match="size"):
+            rows.execute(resize)
+
+
+def test_a_file_that_grows_while_it_is_condemned_is_refused(rows: Rows) -> None:
+    rows.file(size_bytes=1000)
+    grow = update(PhysicalFile).where(rows.own(PhysicalFile)).values(size_bytes=2000)
+    with pytest.raises(RefusedError, match="size_bytes"):
+        rows.execute(grow.values(status=FileStatus.CONDEMNED))
+
+
+@pytest.mark.parametrize("status", ["WRITING", "SEALED", "CONDEMNED"])
+def test_a_directory_with_a_file_is_not_deleted(rows: Rows, status: str) -> None:
+    path = "clicks/taskmanager-owned/tm"
+    rows.directory("UNCLAIMED", path=path)
+    rows.file("DELETED", path=f"{path}/gone.seg")
+    rows.file(path=f"{path}-2/other.seg")
+    rows.file(status, path=f"{path}/here.seg")
+    with pytest.raises(RefusedError, match=f"one with a file .*{path}/here.seg") as no:
+        rows.set_status(Directory, Directory.path == path, "DELETED")
+    assert sqlstate(no.value) == "CA003"
 
 
 def test_job_retains_no_fewer_checkpoints_than_a_restart_may_need(rows: Rows) -> None:

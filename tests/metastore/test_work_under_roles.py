@@ -28,6 +28,7 @@ VIEWS = (
     "v_files",
     "v_space_amplification",
     "v_native_comparison",
+    "v_directories",
     "v_materialization",
 )
 STATES = [StateDeclaration(name="count", kind="value", value_schema={"fields": []})]

@@ -28,7 +28,7 @@ def main(kill_at: str) -> None:
     when, what = kill_at.split()
 
     def dying_store(url: str) -> ObjectStore:
-        return DyingStore(open_store(url), when)
+        return DyingStore(open_store(url), when, what)
 
     if what == "put":
         materializer.open_store = dying_store  # type: ignore[attr-defined]

@@ -4,6 +4,9 @@ It says "restored" once it runs with its parent's state, goes on when told to, a
 "acknowledged" or what it failed with. `kill_at` is where it kills itself:
 
     before put, after put          writing the object
+    before append, half append, after append
+                                   writing at the end of an object
+    before record, after record    noting that a later checkpoint may go on with the file
     before COMMIT, after COMMIT    the transaction that acknowledges
     before intent, after intent    the transaction of the write intent
     receipt 1, receipt 2 …         before it makes the nth request a receipt
@@ -34,20 +37,32 @@ def die() -> None:
 
 
 class DyingStore:
-    """A store whose writer dies before or after it has written."""
+    """A store whose writer dies before, half-way through or after a write by one of the verbs."""
 
-    def __init__(self, store: ObjectStore, when: str) -> None:
+    def __init__(self, store: ObjectStore, when: str, verb: str) -> None:
         self._store = store
         self._when = when
+        self._verb = verb
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Writes and dies, or dies and does not write."""
-        if self._when == "after":
+        if self._verb != "put" or self._when == "after":
             self._store.put(path, parts)
-        die()
+        if self._verb == "put":
+            die()
+
+    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Writes all, half or nothing, and dies."""
+        if self._verb != "append" or self._when == "after":
+            self._store.append(path, offset, parts)
+        elif self._when == "half":
+            data = b"".join(parts)
+            self._store.append(path, offset, [data[: len(data) // 2]])
+        if self._verb == "append":
+            die()
 
 
 def die_at_transaction(when: str, mark: str) -> None:
@@ -68,12 +83,12 @@ def die_at_transaction(when: str, mark: str) -> None:
         event.listen(Pool, "checkin", end)
 
 
-def die_at_receipt(number: int) -> None:
-    """Arranges for death before the nth request becomes a receipt."""
+def die_at_rename(into: str, number: int) -> None:
+    """Arranges for death before the nth file is renamed into a directory."""
     left = [number]
 
     def hook(name: str, arguments: Any) -> None:
-        if name == "os.rename" and "/acked/" in os.fspath(arguments[1]):
+        if name == "os.rename" and f"/{into}/" in os.fspath(arguments[1]):
             left[0] -= 1
             if left[0] == 0:
                 die()
@@ -84,22 +99,32 @@ def die_at_receipt(number: int) -> None:
 def arrange_death(kill_at: str, store: ObjectStore) -> ObjectStore:
     """Arranges for this process to kill itself; returns the store to use."""
     when, _, what = kill_at.partition(" ")
-    if what == "put":
-        return DyingStore(store, when)
+    if what in ("put", "append"):
+        return DyingStore(store, when, what)
     if what in MARKS:
         die_at_transaction(when, MARKS[what])
+    elif what == "record" and when == "before":
+        die_at_rename("pool", 1)
+    elif what == "record":
+        die_at_rename("acked", 1)  # the record is the last before
     elif when == "receipt":
-        die_at_receipt(int(what))
+        die_at_rename("acked", int(what))
     return store
 
 
 def run_task(
-    pipe: Connection, facts: dict[str, Any], executor: str, subtask: int, kill_at: str
+    pipe: Connection,
+    facts: dict[str, Any],
+    executor: str,
+    subtask: int,
+    kill_at: str,
+    batch_id: int = 0,
 ) -> None:
-    """Runs a subtask's part of batch 0 and tells how it ends."""
+    """Runs a subtask's part of a batch and tells how it ends."""
     plan = plan_of(facts)
     store = arrange_death(kill_at, open_store(plan.storage))
-    task = Task(plan, executor, 0, subtask, 1, remember(0), store=store).steps()
+    write = remember(batch_id)
+    task = Task(plan, executor, batch_id, subtask, 1, write, store=store).steps()
     assert [next(task), next(task)] == ["begun", "restored"]
     pipe.send("restored")
     pipe.recv()

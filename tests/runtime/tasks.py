@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -13,7 +13,7 @@ import msgspec
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.runtime.attempt import Attempt, Input
 from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.group_commit import Request
+from cairn.runtime.group_files import Request
 from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
 from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
@@ -42,9 +42,11 @@ def new_run(
     job: str = "words",
     parallelism: int = 2,
     persist_delay_ms: int = 0,
+    options: Mapping[str, object] | None = None,
 ) -> RunPlan:
     """Registers a run of a job and returns its plan."""
-    settings = Settings(
+    settings = replace(
+        Settings.from_options(options or {}),
         max_parallelism=MAX_PARALLELISM,
         num_retained=2,
         persist_delay_ms=persist_delay_ms,
@@ -99,6 +101,8 @@ class Task:
     write: Write
     materializes: bool = False
     store: ObjectStore | None = None
+    full_from_share: float | None = None
+    """See `materialize`; None: an increment wherever it may be in every other attempt."""
 
     def steps(self) -> Generator[str, None, None]:
         """Does the task's work, as `cairn.runtime.operator.run_task`; stops after each step."""
@@ -113,7 +117,9 @@ class Task:
         ):
             yield "restored"
             if self.materializes:
-                share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
+                share = self.full_from_share
+                if share is None:
+                    share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
                 materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
                 yield "materialised"
             overlay = Overlay(reader)
@@ -128,6 +134,16 @@ class Task:
         """Does all of it."""
         for _ in self.steps():
             pass
+
+
+def run_together(tasks: Sequence[Task]) -> None:
+    """Runs tasks of one executor up to their requests; the last one commits all of them."""
+    waiting = [task.steps() for task in tasks]
+    for steps in waiting:
+        while next(steps) != "asked":
+            pass
+    for steps in reversed(waiting):
+        assert list(steps) == ["acknowledged"]
 
 
 def leave_request(manager: TaskManager, request: Request) -> None:

@@ -149,8 +149,20 @@ def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
     assert len(rows(plan, "SELECT DISTINCT acked_at FROM cairn.subtask_acks")) == 1
 
 
-@pytest.mark.parametrize("kill_at", KILLS)
-def test_the_others_finish_when_the_holder_is_killed(plan: RunPlan, kill_at: str) -> None:
+@pytest.mark.parametrize(
+    ("kill_at", "merges"),
+    [
+        *((kill_at, True) for kill_at in KILLS),
+        *((f"{when} {what}", False) for what in ("put", "COMMIT") for when in ("before", "after")),
+    ],
+)
+def test_the_others_finish_when_the_holder_is_killed(
+    plan: RunPlan, kill_at: str, merges: bool
+) -> None:
+    settings = replace(plan.settings, merging_enabled=merges)
+    if not merges:  # so that they would wait for the dead one's slot
+        settings = replace(settings, pool_blocking=True, max_file_pool_size=1)
+    plan = replace(plan, settings=settings)
     with processes(plan, kill_at) as started:
         holder, *others = started
         holder.go()
@@ -162,6 +174,7 @@ def test_the_others_finish_when_the_holder_is_killed(plan: RunPlan, kill_at: str
         began = time.monotonic()
         assert [process.says() for process in others] == ["acknowledged"] * 2
         assert time.monotonic() - began < 5, "they waited for the dead"
+    task(without_delay(plan), 0, attempt=2).run()  # as Spark runs it again
     assert_complete(plan)
 
     newer = new_run(plan.metastore_url, plan.storage, plan.settings.local_dir, parallelism=SUBTASKS)

@@ -146,6 +146,38 @@ def test_the_driver_killed_at_random_points_loses_and_doubles_nothing(
     assert_whole(settings, FILES)
 
 
+MERGING: tuple[dict[str, str], ...] = (
+    {"cairn.file-merging.across-checkpoint-boundary": "true"},
+    {"cairn.file-merging.enabled": "false"},
+    {},
+    {
+        "cairn.file-merging.across-checkpoint-boundary": "true",
+        "cairn.file-merging.max-file-size": "64 kb",
+        "cairn.file-merging.max-subtasks-per-file": "1",
+        "cairn.file-merging.max-file-pool-size": "1",
+        "cairn.file-merging.pool-blocking": "true",
+    },
+)
+
+
+def test_merging_switched_whenever_the_driver_is_killed_loses_and_doubles_nothing(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    files = 20
+    options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
+    settings = stream(files)
+    log, chance, url = tmp_path / "log", random.Random(), settings.metastore
+    for number in range(8):
+        merging = MERGING[number % len(MERGING)]
+        with running(replace(settings, options={**options, **merging}), log) as process:
+            before = begun(url)
+            wait_until(partial(has_begun_more, url, before), process, log)
+            time.sleep(chance.uniform(0, 1.2))
+    with running(replace(settings, options={**options, **MERGING[0]}), log) as process:
+        finish(process, log)
+    assert_whole(settings, files)
+
+
 def test_python_workers_killed_at_random_points_lose_and_double_nothing(
     stream: MakeStream, tmp_path: Path, empty_database_url: str
 ) -> None:

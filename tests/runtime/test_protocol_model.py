@@ -2,7 +2,8 @@
 
 The model plays the driver: it starts a batch's subtasks in any order and place, loses them at any
 step, starts them again, lets zombies go on later, commits or replays batches, restarts with another
-parallelism. After every step each checkpoint reads back as the model's state of its batch.
+parallelism and another way of merging files. After every step each checkpoint reads back as the
+model's state of its batch.
 """
 
 from __future__ import annotations
@@ -52,6 +53,18 @@ from tests.runtime.tasks import (
     subtask_range,
 )
 
+MERGING: dict[str, dict[str, object]] = {
+    "within": {},
+    "across": {"cairn.file-merging.across-checkpoint-boundary": True},
+    "across, small": {
+        "cairn.file-merging.across-checkpoint-boundary": True,
+        "cairn.file-merging.max-file-size": "12 kb",
+        "cairn.file-merging.max-subtasks-per-file": 2,
+        "cairn.file-merging.pool-blocking": True,
+    },
+    "off": {"cairn.file-merging.enabled": False},
+}
+merging = st.sampled_from(sorted(MERGING))
 READABLE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 executors = st.sampled_from([("one", "a"), ("two", "a"), ("three", "b")])
 """Executors by name and host: the first two share local state."""
@@ -88,32 +101,37 @@ class Protocol(RuleBasedStateMachine):
         self.attempts = 0
         self.zombies: list[tuple[int, Iterator[str]]] = []
         self.done: set[int] = set()
+        self.tears = False
+        """Whether files may have bytes after their end, of writers that were refused."""
 
-    @initialize(parallelism=st.integers(1, 3))
-    def start(self, parallelism: int) -> None:
-        self.restart(parallelism)
+    @initialize(parallelism=st.integers(1, 3), way=merging)
+    def start(self, parallelism: int, way: str) -> None:
+        self.restart(parallelism, way)
 
     @rule(
         parallelism=st.sampled_from([1, 2, 3, 4]),
         executor=executors,
         acknowledged=st.integers(0, 3),
+        way=merging,
     )
     def abandon_the_batch_and_restart(
-        self, parallelism: int, executor: tuple[str, str], acknowledged: int
+        self, parallelism: int, executor: tuple[str, str], acknowledged: int, way: str
     ) -> None:
         """Some subtasks, or all, have acknowledged a batch that Spark will run again."""
         for subtask in range(min(acknowledged, self.plan.parallelism)):
             self.task(subtask, executor, materializes=False).run()
-        self.restart(parallelism)
+        self.restart(parallelism, way)
 
-    def restart(self, parallelism: int) -> None:
+    def restart(self, parallelism: int, way: str) -> None:
         self.plan = new_run(
             self.url,
             (self.root / "storage").as_uri(),
             "",
             job=self.job,
             parallelism=parallelism,
+            options=MERGING[way],
         )
+        self.tears |= way.startswith("across")
         self.done = set()
 
     @rule()
@@ -274,8 +292,38 @@ class Protocol(RuleBasedStateMachine):
             "SELECT path, status, size_bytes FROM cairn.physical_files WHERE job_id = :job"
         )
         sealed = {path: size_bytes for path, status, size_bytes in files if status == "SEALED"}
-        assert sealed.items() <= objects.items()
+        assert sealed.keys() <= objects.keys()
+        longer = {path for path, size_bytes in sealed.items() if objects[path] > size_bytes}
+        assert not longer or self.tears
+        assert all(objects[path] >= size_bytes for path, size_bytes in sealed.items())
         assert objects.keys() <= {path for path, status, _ in files if status != "DELETED"}
+
+    @invariant()
+    def every_segment_lies_within_its_file_and_none_overlap(self) -> None:
+        assert not self.rows(
+            "SELECT s.segment_id FROM cairn.segments s JOIN cairn.physical_files f USING (file_id)"
+            " LEFT JOIN cairn.segments o ON o.file_id = s.file_id AND o.segment_id <> s.segment_id"
+            " AND o.offset_bytes < s.offset_bytes + s.size_bytes"
+            " AND s.offset_bytes < o.offset_bytes + o.size_bytes"
+            " WHERE f.job_id = :job AND"
+            " (s.offset_bytes + s.size_bytes > f.size_bytes OR o.segment_id IS NOT NULL)"
+        )
+
+    @invariant()
+    def directories_are_claimed_by_the_run_that_writes_to_them_and_by_no_older_one(self) -> None:
+        assert not self.rows(
+            "SELECT d.path FROM cairn.directories d JOIN cairn.jobs j USING (job_id)"
+            " JOIN cairn.runs r ON r.job_id = j.job_id AND r.epoch = j.current_epoch"
+            " WHERE j.job_id = :job AND d.status = 'CLAIMED' AND d.epoch < r.epoch"
+            " AND d.parallelism IS DISTINCT FROM r.parallelism"
+        )
+        assert not self.rows(
+            "SELECT f.path FROM cairn.physical_files f JOIN cairn.jobs j USING (job_id)"
+            " LEFT JOIN cairn.directories d ON d.job_id = f.job_id"
+            " AND starts_with(f.path, d.path || '/')"
+            " WHERE f.job_id = :job AND f.epoch = j.current_epoch"
+            " AND f.path NOT LIKE '%/exclusive/%' AND d.status IS DISTINCT FROM 'CLAIMED'"
+        )
 
     @invariant()
     def live_bytes_are_exact(self) -> None:
@@ -301,7 +349,7 @@ def test_every_checkpoint_holds_its_batch_whatever_fails_and_whoever_comes_back(
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=12,
+            max_examples=16,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cairn.errors import BadInputError, StorageError
+from cairn.errors import BadInputError, RefusedError, StorageError
 from cairn.storage import ObjectStore, open_store
 from cairn.storage.posix import PosixStore
 from cairn.storage.store import TEMP_PREFIX
@@ -127,6 +128,103 @@ def test_a_put_is_fsynced_before_it_appears_and_its_directories_after(
     assert {name for name, visible in directories if visible} == {str(parent) for parent in made}
 
 
+def test_appended_bytes_are_at_the_end_and_fsynced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path))
+    store.put(PATH, [b"one"])
+    synced: list[bytes] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(store.get(PATH))
+
+    monkeypatch.setattr(os, "fsync", record)
+    store.append(PATH, 3, [b"two", memoryview(b"-three-")[1:6]])
+    assert synced == [b"onetwothree"]
+    assert store.get(PATH, 3, 3) == b"two"
+
+
+@pytest.mark.parametrize("offset", [0, 2, 4])
+def test_an_append_to_another_end_is_refused_and_changes_nothing(
+    tmp_path: Path, offset: int
+) -> None:
+    store = open_store(str(tmp_path))
+    store.put(PATH, [b"one"])
+    with pytest.raises(RefusedError, match="the object has 3 bytes") as caught:
+        store.append(PATH, offset, [b"two"])
+    assert (caught.value.file, caught.value.offset) == (PATH, offset)
+    assert store.get(PATH) == b"one"
+
+
+@pytest.mark.parametrize("path", ["job-1/none.seg", f"{PATH}/below", "job-1"])
+def test_an_append_to_what_is_no_object_makes_none(tmp_path: Path, path: str) -> None:
+    store = open_store(str(tmp_path))
+    store.put(PATH, [b"one"])
+    with pytest.raises(RefusedError, match="the object is gone"):
+        store.append(path, 3, [b"two"])
+    assert files(tmp_path) == [PATH]
+
+
+def test_an_append_for_which_there_is_no_room_is_an_error(tmp_path: Path) -> None:
+    open_store(str(tmp_path)).put(PATH, [b"x"])
+    program = FULL.replace("put(sys.argv[2], ", "append(sys.argv[2], 1, ")
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), PATH],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert f"cannot append: File too large [file {PATH}, offset 1] True" in said
+
+
+def test_a_put_finds_its_directory_again_that_a_cleanup_removes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cleaner = open_store(str(tmp_path)), open_store(str(tmp_path))
+    mkdir = Path.mkdir
+    removed: list[bool] = []
+
+    def mkdir_and_lose(self: Path, *args: Any, **options: Any) -> None:
+        mkdir(self, *args, **options)
+        if not removed and self == (tmp_path / PATH).parent:
+            removed.append(cleaner.remove_directory(os.path.dirname(PATH)))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
+    store.put(PATH, [b"x"])
+    assert removed == [True]
+    assert store.get(PATH) == b"x"
+
+
+def test_removing_a_directory_takes_unfinished_writes_with_it_and_is_fsynced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path))
+    store.put("job-1/tm-1/a.seg", [b"x"])
+    store.delete_many(["job-1/tm-1/a.seg"])
+    (tmp_path / "job-1/tm-1" / f"{TEMP_PREFIX}1").write_bytes(b"half")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", record)
+    assert store.remove_directory("job-1/tm-1")
+    assert not (tmp_path / "job-1/tm-1").exists()
+    assert synced == [str(tmp_path / "job-1")]
+
+
+def test_a_file_where_a_directory_was_is_kept(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put("job-1/tm-1", [b"x"])
+    assert not store.remove_directory("job-1/tm-1")
+    assert files(tmp_path) == ["job-1/tm-1"]
+
+
 def test_a_delete_is_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path))
     store.put(PATH, [b"x"])
@@ -173,6 +271,7 @@ ON_A_ROOT: dict[str, Callable[[ObjectStore], object]] = {
     "read": lambda store: store.get(PATH),
     "list": lambda store: list(store.list("job-1/")),
     "delete": lambda store: store.delete_many([PATH]),
+    "remove": lambda store: store.remove_directory("job-1/tm-2"),
 }
 
 
@@ -222,6 +321,9 @@ THROUGH_LINK: dict[str, Callable[[ObjectStore], object]] = {
     "list": lambda store: list(store.list("link/")),
     "list part": lambda store: list(store.list("link/pre")),
     "delete_many": lambda store: store.delete_many(["link/precious"]),
+    "append": lambda store: store.append("link/precious", 1, [b"y"]),
+    "remove_directory": lambda store: store.remove_directory("link"),
+    "remove_directory below": lambda store: store.remove_directory("link/below"),
 }
 
 
@@ -249,6 +351,9 @@ def test_an_object_that_is_a_symbolic_link_is_not_read(tmp_path: Path) -> None:
     store = open_store(str(root))
     with pytest.raises(BadInputError, match="without symbolic links"):
         store.get("link")
+    with pytest.raises(BadInputError, match="without symbolic links"):
+        store.append("link", 1, [b"y"])
+    assert secret.read_bytes() == b"x"
     assert list(store.list("")) == []
 
 

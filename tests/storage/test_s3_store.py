@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from _pytest.mark import ParameterSet
 
+from cairn import Job
 from cairn.errors import BadInputError, CairnError, RefusedError, StorageError
+from cairn.runtime.planning import check_storage
 from cairn.storage import open_store
 
 if TYPE_CHECKING:
@@ -272,3 +274,19 @@ def test_a_bad_endpoint_is_bad_input_and_not_repeated(
     with pytest.raises(BadInputError, match="AWS_ENDPOINT_URL") as caught:
         open_store("s3://bucket/p").check_writable()
     assert_no_secrets(caught.value)
+
+
+def test_files_that_go_on_over_checkpoints_are_refused_on_s3_by_the_options_name(
+    s3_url: str,
+) -> None:
+    def job(**merging: object) -> Job:
+        options = {f"cairn.file-merging.{key.replace('_', '-')}": merging[key] for key in merging}
+        return Job("j", storage=s3_url, metastore="embedded:/none", parallelism=1, options=options)
+
+    check_storage(job())
+    check_storage(job(across_checkpoint_boundary=True, enabled=False))
+    with pytest.raises(
+        BadInputError, match=r"file-merging\.across-checkpoint-boundary is true, but storage s3:"
+    ):
+        check_storage(job(across_checkpoint_boundary=True))
+    assert list(open_store(s3_url).list("")) == []

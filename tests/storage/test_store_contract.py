@@ -24,6 +24,7 @@ VERBS: dict[str, Callable[[ObjectStore, str], object]] = {
     "get": lambda store, path: store.get(path),
     "list": lambda store, path: list(store.list(f"{path}/")),
     "delete_many": lambda store, path: store.delete_many([PATH, path]),
+    "remove_directory": lambda store, path: store.remove_directory(path),
 }
 
 
@@ -266,6 +267,31 @@ def test_check_writable_leaves_nothing_behind(store: ObjectStore) -> None:
     store.check_writable()
     store.check_writable()
     assert paths(store) == []
+
+
+def test_the_probe_of_appending_leaves_nothing_behind(store: ObjectStore) -> None:
+    assert store.can_append() is store.url.startswith("file:")
+    assert paths(store) == []
+
+
+def test_a_store_that_cannot_append_says_so_and_changes_nothing(moto_url: str) -> None:
+    store = open_store(moto_url)
+    store.put(PATH, [CONTENT])
+    with pytest.raises(BadInputError, match="cannot be appended to") as caught:
+        store.append(PATH, len(CONTENT), [b"more"])
+    assert (caught.value.file, caught.value.offset) == (PATH, len(CONTENT))
+    assert store.get(PATH) == CONTENT
+
+
+def test_a_directory_that_is_removed_takes_no_object_with_it(store: ObjectStore) -> None:
+    store.put("job-1/tm-1/a.seg", [b"x"])
+    store.put("job-1/tm-10/a.seg", [b"x"])
+    store.remove_directory("job-1/tm-1")
+    assert paths(store) == ["job-1/tm-1/a.seg", "job-1/tm-10/a.seg"]
+    store.delete_many(["job-1/tm-1/a.seg"])
+    assert store.remove_directory("job-1/tm-1")
+    assert store.remove_directory("job-1/tm-1"), "it is gone"
+    assert paths(store) == ["job-1/tm-10/a.seg"]
 
 
 def test_a_store_opened_from_its_own_url_is_the_same(store: ObjectStore, url: str) -> None:

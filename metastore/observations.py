@@ -1,0 +1,69 @@
+"""Tables of what work was like: nothing is decided by them. `metastore.models` has the others."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import ForeignKeyConstraint, Index, func
+from sqlalchemy.orm import Mapped, mapped_column
+
+from cairn.handles import SegmentKind
+from metastore.columns import Base, enum_of, one_of
+
+
+class Materialization(Base):
+    """One row per materialisation that a process of a job has begun, for metrics."""
+
+    __tablename__ = "materializations"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], ["cairn.runs.job_id", "cairn.runs.epoch"]),
+        Index(None, "job_id", "subtask", "started_at"),
+        one_of("kind", SegmentKind),
+    )
+    materialization_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    epoch: Mapped[int]
+    subtask: Mapped[int]
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    finished_at: Mapped[datetime | None]
+    """Null: it is running, or was killed."""
+    error: Mapped[str | None]
+    kind: Mapped[SegmentKind | None] = mapped_column(enum_of(SegmentKind))
+    """Bases or an increment; null: nothing had changed."""
+    as_of_checkpoint: Mapped[int | None]
+    segments: Mapped[int] = mapped_column(server_default="0")
+    entries: Mapped[int] = mapped_column(server_default="0")
+    size_bytes: Mapped[int] = mapped_column(server_default="0")
+
+
+class UploadStat(Base):
+    """One row per group commit that uploaded something; `metastore.uploads` says what each is."""
+
+    __tablename__ = "upload_stats"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["job_id", "checkpoint_id"],
+            ["cairn.checkpoints.job_id", "cairn.checkpoints.checkpoint_id"],
+        ),
+        Index(None, "job_id", "checkpoint_id"),
+    )
+    commit_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    checkpoint_id: Mapped[int]
+    tm_id: Mapped[str]
+    files: Mapped[int]
+    segments: Mapped[int]
+    size_bytes: Mapped[int]
+    requests: Mapped[int]
+    retries: Mapped[int]
+    hedges: Mapped[int]
+    hedge_wins: Mapped[int]
+    failed_attempts: Mapped[int]
+    winning_attempt: Mapped[int]
+    failed_uploads: Mapped[int]
+    queue_size: Mapped[int]
+    wait_ms: Mapped[int]
+    upload_ms: Mapped[int]
+    longest_request_ms: Mapped[int]
+    recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())

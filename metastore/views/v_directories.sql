@@ -1,0 +1,34 @@
+-- Grain: one row per directory of a job that one subtask or one task manager owns.
+-- Columns: job_id, job_name, path (key below the job's storage), scope, subtask and parallelism (of
+--   a subtask's), tm_id (of a task manager's), status, epoch (the newest run that claimed it), files
+--   (not deleted), size_bytes (of those that are sealed) and live_bytes, claimed_at (by that run),
+--   unclaimed_at and deleted_at (null while it is claimed).
+-- Read by: `cairn directories`.
+SELECT
+    d.job_id,
+    j.name AS job_name,
+    d.path,
+    d.scope,
+    d.subtask,
+    d.parallelism,
+    d.tm_id,
+    d.status,
+    d.epoch,
+    f.files,
+    f.size_bytes,
+    f.live_bytes,
+    d.claimed_at,
+    d.unclaimed_at,
+    d.deleted_at
+FROM cairn.directories AS d
+JOIN cairn.jobs AS j ON j.job_id = d.job_id
+CROSS JOIN LATERAL (
+    SELECT
+        count(*) AS files,
+        CAST(coalesce(sum(physical_files.size_bytes), 0) AS bigint) AS size_bytes,
+        CAST(coalesce(sum(physical_files.live_bytes), 0) AS bigint) AS live_bytes
+    FROM cairn.physical_files
+    WHERE physical_files.job_id = d.job_id
+      AND physical_files.status <> 'DELETED'
+      AND starts_with(physical_files.path, d.path || '/')
+) AS f
