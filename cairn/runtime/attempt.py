@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import cairn.segments.format as segment_format
 from cairn.handles import SegmentKind
 from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.group_commit import Running, commit
+from cairn.runtime.group_commit import Running, ask, commit
 from cairn.runtime.group_files import Request, SubtaskPart
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.materializer import start_if_due
@@ -94,4 +94,6 @@ class Attempt:
 
     def commit(self, parts: Sequence[SubtaskPart]) -> None:
         """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""
-        commit(self.manager, self.store, self.batch, self.request(parts))
+        request = self.request(parts)
+        ask(self.manager, request)
+        commit(self.manager, self.store, self.batch, request)

@@ -47,8 +47,17 @@ class Running:
         self._mark.unlink(missing_ok=True)
 
 
+def ask(manager: TaskManager, request: Request) -> None:
+    """Leaves a request where whoever commits next finds it. Once only: it may be taken at once.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    write_whole(_request_file(manager, request), msgspec.msgpack.encode(request))
+
+
 def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: Request) -> None:
-    """Returns once the request is durable and acknowledged, by this task or by another.
+    """Returns once a request that was left is durable and acknowledged, by this task or another.
 
     Raises:
         StorageError, MetastoreError: nothing was acknowledged by this task; it may be run again.
@@ -56,7 +65,6 @@ def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: R
             removed the request before anybody committed it.
     """
     asked = _request_file(manager, request)
-    write_whole(asked, msgspec.msgpack.encode(request))
     while not _receipt_file(manager, request).exists():
         with ExitStack() as held:
             pool = FilePool(manager, held)

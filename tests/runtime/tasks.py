@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-import msgspec
-
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.runtime.attempt import Attempt, Input
-from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.group_files import Request
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.group_commit import ask, commit
 from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
 from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
@@ -125,9 +123,10 @@ class Task:
             overlay = Overlay(reader)
             self.write(overlay, self.plan.key_groups(self.subtask))
             part = attempt.spool(self.subtask, overlay, Input(rows=1))
-            leave_request(manager, attempt.request([part]))
+            request = attempt.request([part])
+            ask(manager, request)
             yield "asked"
-            attempt.commit([part])
+            commit(manager, store, batch, request)
         yield "acknowledged"
 
     def run(self) -> None:
@@ -144,12 +143,6 @@ def run_together(tasks: Sequence[Task]) -> None:
             pass
     for steps in reversed(waiting):
         assert list(steps) == ["acknowledged"]
-
-
-def leave_request(manager: TaskManager, request: Request) -> None:
-    """Leaves a request for the lock's holder, as a task does that dies while it waits."""
-    path = manager.directory / "pending" / f"{request.checkpoint_id}-{request.attempt_id}"
-    write_whole(path, msgspec.msgpack.encode(request))
 
 
 def on_host(plan: RunPlan, local_dir: str) -> RunPlan:
