@@ -218,17 +218,13 @@ def _count(outcome: Outcome, listing: Listing, mode: Mode, metastore: str, job: 
     outcome.deleted = len(listing.seen) - len(listing.present)
     if mode.options is None:
         return
-    count = func.count()
     with open_engine(resolve_url(metastore)).connect() as connection:
-        by_status = dict(
-            connection.execute(
-                select(PhysicalFile.status, count)
-                .where(PhysicalFile.path.like(f"{job}-%"))
-                .group_by(PhysicalFile.status)
-            )
-            .tuples()
-            .all()
+        found = connection.execute(
+            select(PhysicalFile.status, func.count())
+            .where(PhysicalFile.path.like(f"{job}-%"))
+            .group_by(PhysicalFile.status)
         )
+        by_status = {status: int(files) for status, files in found}
     outcome.recorded_created = sum(by_status.values())
     outcome.recorded_deleted = by_status.get(FileStatus.DELETED, 0)
     recorded = (outcome.recorded_created, outcome.recorded_deleted)
