@@ -9,7 +9,7 @@ from pyspark.sql import Row
 
 from cairn.runtime.rows import row_class
 
-NAMES = ["key", "value", "with space", "count", "__hidden", "value", "asDict", "__len__", "_1"]
+NAMES = ("key", "value", "with space", "count", "__hidden", "value", "asDict", "__len__", "_1")
 VALUES = ("k", 1, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -29,7 +29,7 @@ def test_a_field_reads_as_in_a_row_that_spark_makes(name: str) -> None:
 
 
 def test_a_row_is_equal_copied_and_pickled_as_one_that_spark_makes() -> None:
-    ours, spark = tuple.__new__(row_class(["a", "b"]), (1, "x")), Row(a=1, b="x")
+    ours, spark = tuple.__new__(row_class(("a", "b")), (1, "x")), Row(a=1, b="x")
     assert ours == spark
     assert ours.asDict() == spark.asDict()
     assert repr(ours) == repr(spark)
