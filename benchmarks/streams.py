@@ -21,7 +21,7 @@ from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
 from cairn.runtime.placement import route, task_slots, with_key_hash
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.settings import Settings
 
 

@@ -19,7 +19,7 @@ import msgspec
 from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle, Scope
 from cairn.layout import task_manager_directory
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.engine import run_transaction
 

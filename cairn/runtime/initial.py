@@ -21,7 +21,8 @@ from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.handles import Scope
 from cairn.layout import shared_file
 from cairn.runtime.intake import Intake, Part, subtasks_by_key_group
-from cairn.runtime.plan import KEY_HASH_COLUMN, InitialRows, Operator, RunPlan
+from cairn.runtime.plan import KEY_HASH_COLUMN, Operator
+from cairn.runtime.run_plan import InitialRows, RunPlan
 from cairn.runtime.spill import Output, SpillDirectory
 from cairn.storage import open_store
 from cairn.storage.store import ObjectStore

@@ -23,7 +23,7 @@ from cairn.runtime.increment import Row, net_changes, touched_by
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.merging import OpenFile, fill_files, is_full
 from cairn.runtime.physical_files import FileWrite, write_files
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.uploads import Target
 from cairn.segments.reader import read_segments
 from cairn.settings import Settings

@@ -25,7 +25,7 @@ from cairn.errors import CairnError, FencedError, StorageError
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.local_store import open_local
 from cairn.runtime.materialize import materialize
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.storage import open_store
 from metastore.batches import BatchRef, Clock
 from metastore.engine import run_transaction

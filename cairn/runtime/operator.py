@@ -18,8 +18,9 @@ from cairn.runtime.initial import read_initial_rows, unpack
 from cairn.runtime.intake import Intake, subtasks_by_key_group
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.manifests import write_manifest_if_due
-from cairn.runtime.plan import Operator, RunPlan
+from cairn.runtime.plan import Operator
 from cairn.runtime.processing import Share, process
+from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.spill import Output, SpillDirectory
 from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.view import NoState, Overlay

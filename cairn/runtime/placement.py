@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.runtime.plan import KEY_HASH_COLUMN, RunPlan
+from cairn.runtime.plan import KEY_HASH_COLUMN
+from cairn.runtime.run_plan import RunPlan
 
 _SLOT_COLUMN = "__cairn_slot"
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"

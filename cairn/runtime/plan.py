@@ -1,4 +1,4 @@
-"""What the driver tells every task: the operator, and the run that it belongs to."""
+"""What the driver tells every task about the operator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import DataType, StructType
 
-from cairn.handles import DirectoryHandle, Scope
-from cairn.keygroups import KeyGroupRange, range_of
-from cairn.layout import shared_directory
-from cairn.settings import Settings
 from cairn.state.handle import VariableSpec
 from cairn.state.times import TimeMode
-from metastore.batches import BatchRef
 
 KEY_HASH_COLUMN = "__cairn_key_hash"
 """Spark's 32-bit hash of the key; null in a heartbeat's row."""
@@ -34,16 +29,6 @@ class EventTime:
 
     late_by: tuple[str, ...]
     latest_of: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InitialRows:
-    """An object in storage that holds initial state rows of one subtask."""
-
-    subtask: int
-    path: str
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,38 +76,3 @@ class Operator:
         """The key's columns in the rows: name and type."""
         fields = StructType.fromJson(self.key_schema).fields
         return [(c, field.dataType) for c, field in zip(self.key_columns, fields, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """One run of one job, fixed when the query's plan is built."""
-
-    job: str
-    job_id: str
-    run_id: str
-    epoch: int
-    parallelism: int
-    storage: str
-    metastore_url: str = field(repr=False)
-    settings: Settings
-    tasks: int
-    """Spark tasks that share the subtasks of a batch, at most `parallelism`."""
-    initial_rows: tuple[InitialRows, ...] = ()
-
-    def key_groups(self, subtask: int) -> KeyGroupRange:
-        """Returns the key groups that a subtask of this run owns."""
-        return range_of(subtask, self.parallelism, self.settings.max_parallelism)
-
-    def subtasks(self, task: int) -> range:
-        """Returns the subtasks that a Spark task does, one after the other."""
-        share = range_of(task, self.tasks, self.parallelism)
-        return range(share.start, share.end)
-
-    def shared_directory(self, subtask: int) -> DirectoryHandle:
-        """Returns the directory in storage that a subtask of this run owns."""
-        path = shared_directory(self.job_id, subtask, self.parallelism)
-        return DirectoryHandle(path, Scope.SHARED, subtask, self.parallelism)
-
-    def batch(self, query_id: str, batch_id: int) -> BatchRef:
-        """Returns the reference to one of the run's batches."""
-        return BatchRef(self.job, self.job_id, self.epoch, query_id, batch_id)

@@ -21,7 +21,8 @@ from cairn.runtime.initial import pack, write_initial_rows
 from cairn.runtime.inputs import Inputs, with_event_time
 from cairn.runtime.operator import run_batch_task, run_task
 from cairn.runtime.placement import route, task_slots, warn_if_subtasks_float, with_key_hash
-from cairn.runtime.plan import KEY_HASH_COLUMN, Operator, RunPlan
+from cairn.runtime.plan import KEY_HASH_COLUMN, Operator
+from cairn.runtime.run_plan import RunPlan
 from cairn.savepoints.restore import find_origin, restore
 from cairn.state.codec import TupleCodec
 from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec

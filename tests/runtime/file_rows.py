@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.storage import open_store
 from metastore.engine import open_engine
 

@@ -13,8 +13,8 @@ from cairn.runtime.attempt import Attempt, Input
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.group_commit import ask, commit
 from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
-from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
+from cairn.runtime.run_plan import RunPlan
 from cairn.segments.snapshot import snapshot
 from cairn.settings import Settings
 from cairn.state.entries import entry_prefix, list_suffix

@@ -15,7 +15,7 @@ from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.deleter import delete_directories
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.storage.posix import PosixStore
 from metastore.directories import given_up_directories, record_removed
 from metastore.engine import open_engine

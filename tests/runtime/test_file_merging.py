@@ -18,7 +18,7 @@ from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime import materialize
 from cairn.runtime.executor import TaskManager, try_lock
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.storage.posix import PosixStore
 from metastore.engine import open_engine
 from metastore.models import CheckpointStatus

@@ -22,7 +22,7 @@ from sqlalchemy import text
 from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.storage.posix import PosixStore
 from metastore.engine import open_engine
 from tests.runtime.one_task import run_task

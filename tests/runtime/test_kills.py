@@ -133,7 +133,7 @@ def assert_whole(settings: Settings, files: int) -> None:
 def test_the_driver_killed_at_random_points_loses_and_doubles_nothing(
     stream: MakeStream, tmp_path: Path
 ) -> None:
-    settings = stream(FILES, options={"cairn.changelog.periodic-materialize.interval": "700 ms"})
+    settings = stream(FILES, options={"cairn.changelog.periodic-materialize.interval": "2 s"})
     log, chance = tmp_path / "log", random.Random()
     url = settings.metastore
     for _ in range(DRIVER_KILLS):
@@ -164,7 +164,7 @@ def test_merging_switched_whenever_the_driver_is_killed_loses_and_doubles_nothin
     stream: MakeStream, tmp_path: Path
 ) -> None:
     files = 20
-    options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
+    options = {"cairn.changelog.periodic-materialize.interval": "2 s"}
     settings = stream(files)
     log, chance, url = tmp_path / "log", random.Random(), settings.metastore
     for number in range(8):
@@ -183,7 +183,7 @@ def test_python_workers_killed_at_random_points_lose_and_double_nothing(
 ) -> None:
     files = 30
     options = {
-        "cairn.changelog.periodic-materialize.interval": "700 ms",
+        "cairn.changelog.periodic-materialize.interval": "2 s",
         "cairn.manifest-interval": "1",
     }
     settings = stream(files, master="local[2,99]", options=options)
@@ -236,7 +236,7 @@ def test_timers_ttl_and_watermark_survive_kills_of_driver_and_workers(
     stream: MakeStream, tmp_path: Path
 ) -> None:
     files = 30
-    options = {"cairn.changelog.periodic-materialize.interval": "700 ms"}
+    options = {"cairn.changelog.periodic-materialize.interval": "2 s"}
     settings = replace(
         stream(0, job=f"{EVENTS} {CLOCK}", parallelism=5, master="local[2,99]", options=options),
         source=timed_streams.write_source(tmp_path / "timed", files),

@@ -229,3 +229,8 @@ def test_killed_at_any_step_it_loses_nothing_and_the_next_one_does_it(
     stored = {found.path for found in open_store(stream.plan.storage).list("")}
     known = stream.sql("SELECT path FROM cairn.physical_files WHERE status <> 'DELETED'")
     assert stored <= set(known)
+
+
+def test_a_materialising_process_starts_without_spark() -> None:
+    program = "import sys, cairn.runtime.materializer; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

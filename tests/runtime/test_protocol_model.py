@@ -34,7 +34,7 @@ from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime import local_store
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.state.entries import entry_prefix
 from cairn.state.view import Overlay
 from cairn.storage.posix import PosixStore

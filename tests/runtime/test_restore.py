@@ -16,8 +16,8 @@ from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.local_store import Position, open_local
-from cairn.runtime.plan import RunPlan
 from cairn.runtime.restore import parent_state
+from cairn.runtime.run_plan import RunPlan
 from cairn.state.entries import entry_prefix, split
 from cairn.storage import open_store
 from metastore.engine import dispose_engines

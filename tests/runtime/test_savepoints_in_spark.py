@@ -76,7 +76,7 @@ def test_a_new_job_at_another_parallelism_goes_on_from_a_savepoint_without_its_s
     empty_database_url: str,
     parallelism: int,
 ) -> None:
-    settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 ms"})
+    settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 s"})
     run(spark, settings)
     url, batch = savepoint(settings)
     assert batch == 3, "batch 4 is not confirmed"

@@ -25,7 +25,7 @@ from cairn.handles import Scope
 from cairn.layout import task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.upload_policy import LEAST_OBSERVED
 from cairn.runtime.uploads import LONGEST_HOLD_S, Intent, Target, Uploaded, put_in_time, upload
 from cairn.storage import ObjectStore, open_store

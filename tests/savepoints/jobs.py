@@ -15,7 +15,7 @@ from cairn.handles import PinKind
 from cairn.layout import manifest_file
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.manifests import write_manifest_if_due
-from cairn.runtime.plan import RunPlan
+from cairn.runtime.run_plan import RunPlan
 from cairn.savepoints.manifests import Origin, read_manifest
 from cairn.savepoints.write import pin
 from cairn.settings import Settings
