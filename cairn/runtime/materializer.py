@@ -31,7 +31,7 @@ from metastore.batches import BatchRef, Clock
 from metastore.engine import run_transaction
 from metastore.materializations import record_end, record_start
 
-_NICENESS = 19
+_NICENESS = 10
 """Batches come first where cores are few."""
 _KILLED = "it ended without saying why, as a killed process does"
 
