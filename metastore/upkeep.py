@@ -45,7 +45,7 @@ PLAN_ROWS = 5_000
 WRITE_GRACE_MIN = 20
 """No object appears longer than this after its write intent.
 
-A writer that was held up sends nothing (`cairn.runtime.uploads.LONGEST_HOLD_S`), S3 refuses what
+A writer that was held up sends nothing (`cairn.storage.store.LONGEST_HOLD_S`), S3 refuses what
 was signed more than 15 min ago, and a request ends (`cairn.storage.store.LONGEST_WRITE_S`).
 """
 

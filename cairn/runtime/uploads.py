@@ -18,21 +18,18 @@ from typing import TypeVar
 
 import msgspec
 
-from cairn.errors import CairnError, OutcomeUnknownError, StorageError, StoreFailedError
+from cairn.errors import CairnError, OutcomeUnknownError, StoreFailedError
 from cairn.handles import DirectoryHandle, Scope
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.in_flight import Waited, in_flight
 from cairn.runtime.upload_policy import History, Kind, Request, next_step
-from cairn.storage.store import ObjectStore
+from cairn.storage.store import ObjectStore, put_in_time
 from metastore.acks import IntendedFile, WrittenFile, intend_files
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
 from metastore.uploads import UploadStats
 
 T = TypeVar("T")
-
-LONGEST_HOLD_S = 60
-"""A request that is not sent so long after its intent is not sent at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +190,7 @@ class _Upload:
     def _put(self, number: int, intent: Intent) -> None:
         error: CairnError | None = OutcomeUnknownError("its thread has died", file=intent.path)
         try:
-            put_in_time(self._store, intent, self._parts)
+            put_in_time(self._store, intent.path, self._parts, intent.began_s)
             error = None
         except CairnError as failure:
             error = failure
@@ -268,23 +265,6 @@ class _History:
             result = work(history)
             write_whole(self._file, msgspec.msgpack.encode(history))
         return result
-
-
-def put_in_time(store: ObjectStore, intent: Intent, parts: Sequence[bytes]) -> None:
-    """Writes an object unless its intent is too old, as after a process was stopped.
-
-    Cleanup deletes an object for good once no request for it can be under way any more.
-
-    Raises:
-        StorageError: the intent is older than `LONGEST_HOLD_S`; nothing was sent.
-    """
-    held_s = time.monotonic() - intent.began_s
-    if held_s > LONGEST_HOLD_S:
-        raise StorageError(
-            f"the write was not sent: it was held for {held_s:.0f} s after its intent",
-            file=intent.path,
-        )
-    store.put(intent.path, parts)
 
 
 def _now_ms() -> float:

@@ -14,8 +14,8 @@ from cairn.errors import CorruptSegmentError, StorageError
 from cairn.handles import Scope, SegmentHandle
 from cairn.layout import task_manager_file
 from cairn.savepoints.manifests import Origin, read_manifest
-from cairn.savepoints.write import put_in_time
 from cairn.storage import ObjectStore
+from cairn.storage.store import put_in_time
 from metastore.acks import WrittenFile
 from metastore.adoption import CopiedFile, adopt_checkpoint, intend_copy
 from metastore.engine import run_transaction

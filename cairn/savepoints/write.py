@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from cairn.errors import RefusedError, StorageError
+from cairn.errors import RefusedError
 from cairn.handles import PinKind
 from cairn.manifest import decode, encode
 from cairn.storage import ObjectStore, open_store
+from cairn.storage.store import put_in_time
 from metastore.engine import run_transaction
 from metastore.manifests import IntendedManifest, intend_manifest, seal_manifest
 from metastore.pins import Pinned, pin_checkpoint
-
-LONGEST_HOLD_S = 60
-"""What is not sent so long after its intent is not sent at all: see `metastore.upkeep`."""
 
 
 def pin(
@@ -89,26 +86,6 @@ def write_manifest(
         what=f"recording the write of checkpoint {checkpoint_id}'s manifest",
     )
     _write(url, store, intended, began_s, timeout_ms)
-
-
-def put_in_time(
-    store: ObjectStore, path: str, parts: Sequence[bytes | memoryview], began_s: float
-) -> None:
-    """Writes an object whose intent was recorded after `began_s`, on the monotonic clock.
-
-    Raises:
-        StorageError: the store failed, or that is more than `LONGEST_HOLD_S` ago and nothing was
-            sent: a cleanup may take an old intent's writer for dead, and the object would be lost.
-        RefusedError: an object of that path exists.
-    """
-    held_s = time.monotonic() - began_s
-    if held_s > LONGEST_HOLD_S:
-        raise StorageError(
-            f"the process was held up for {held_s:.0f} s between the write intent and the write, "
-            "so nothing was sent; try again",
-            file=path,
-        )
-    store.put(path, parts)
 
 
 def _write(

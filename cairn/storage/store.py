@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ TEMP_PREFIX = ".tmp-"
 
 LONGEST_WRITE_S = 240
 """No object appears longer than this after its `put` was called, whatever becomes of the caller."""
+
+LONGEST_HOLD_S = 60
+"""What is not sent so long after its write intent is not sent at all."""
 
 _PROBE = b"cairn checks that this storage can be written\n"
 
@@ -117,6 +121,28 @@ class ObjectStore(Protocol):
             StorageError: the store does not work now.
         """
         ...
+
+
+def put_in_time(
+    store: ObjectStore, path: str, parts: Sequence[bytes | memoryview], began_s: float
+) -> None:
+    """Writes an object whose intent was recorded after `began_s`, in s on the monotonic clock.
+
+    Cleanup deletes an object for good once no request for it can be under way any more.
+
+    Raises:
+        StorageError: the store failed, or that is more than `LONGEST_HOLD_S` ago, as after the
+            process was stopped, and nothing was sent.
+        RefusedError: an object of that path exists.
+    """
+    held_s = time.monotonic() - began_s
+    if held_s > LONGEST_HOLD_S:
+        raise StorageError(
+            f"the process was held up for {held_s:.0f} s between the write intent and the write, "
+            "so nothing was sent; try again",
+            file=path,
+        )
+    store.put(path, parts)
 
 
 def check_path(path: str) -> None:

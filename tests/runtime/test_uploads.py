@@ -27,9 +27,9 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.upload_policy import LEAST_OBSERVED
-from cairn.runtime.uploads import LONGEST_HOLD_S, Intent, Target, Uploaded, put_in_time, upload
+from cairn.runtime.uploads import Target, Uploaded, upload
 from cairn.storage import ObjectStore, open_store
-from cairn.storage.store import LONGEST_WRITE_S
+from cairn.storage.store import LONGEST_HOLD_S, LONGEST_WRITE_S, put_in_time
 from metastore.engine import open_engine
 from metastore.upkeep import WRITE_GRACE_MIN
 from tests.runtime.one_upload import (
@@ -154,9 +154,9 @@ def test_the_grace_of_an_object_is_longer_than_any_request() -> None:
 
 def test_a_write_that_was_held_up_after_its_intent_is_not_sent(tmp_storage: str) -> None:
     store = FaultyStore(tmp_storage)
-    intent = Intent("id", "job/a.seg", time.monotonic() - LONGEST_HOLD_S - 1)
-    with pytest.raises(StorageError, match=r"was not sent: it was held for 61 s"):
-        put_in_time(store, intent, [b"x"])
+    began_s = time.monotonic() - LONGEST_HOLD_S - 1
+    with pytest.raises(StorageError, match=r"held up for 61 s .* nothing was sent"):
+        put_in_time(store, "job/a.seg", [b"x"], began_s)
     assert store.written == []
 
 

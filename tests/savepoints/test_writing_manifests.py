@@ -16,10 +16,10 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest, encode
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.manifests import write_manifest_if_due
-from cairn.savepoints import write as writing
 from cairn.savepoints.manifests import read_manifest
 from cairn.savepoints.write import write_manifest
 from cairn.segments.snapshot import snapshot
+from cairn.storage import store as stores
 from cairn.storage.posix import PosixStore
 from metastore.manifests import intend_manifest, seal_manifest
 from metastore.pins import open_pins, remove_pins
@@ -204,7 +204,7 @@ def test_a_writer_that_was_held_up_since_its_intent_sends_nothing(
     for batch_id in range(2):
         query.batch(batch_id)
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "LONGEST_HOLD_S", -1)
+        patch.setattr(stores, "LONGEST_HOLD_S", -1)
         with pytest.raises(StorageError, match=r"held up for 0 s .* nothing was sent"):
             query.savepoint()
     assert manifests(query) == []
