@@ -49,7 +49,10 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class ManifestSegment:
-    """One byte range of a file, as `cairn.handles.SegmentHandle` has it."""
+    """One byte range of a file, as `cairn.handles.SegmentHandle` has it.
+
+    One of an exclusive kind is of the manifest's checkpoint, and of no other.
+    """
 
     segment_id: str
     file_id: str
@@ -62,6 +65,7 @@ class ManifestSegment:
     entries: int
     first_checkpoint: int
     as_of_checkpoint: int
+    sequence_number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class Manifest:
                     segment.entries,
                     segment.first_checkpoint,
                     segment.as_of_checkpoint,
+                    self.checkpoint_id + 1 if segment.kind.is_exclusive else None,
+                    segment.sequence_number,
                 ),
             )
             for segment in self.segments
@@ -169,6 +175,7 @@ def _check_whole(manifest: Manifest, file: str) -> None:
             segment.file_id not in known
             or segment.kind is SegmentKind.MANIFEST
             or not segment.first_checkpoint <= manifest.checkpoint_id
+            or (segment.kind.is_exclusive and segment.first_checkpoint != manifest.checkpoint_id)
             or not segment.key_groups.end <= manifest.max_parallelism
         ):
             raise CorruptSegmentError(

@@ -9,16 +9,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cairn.errors import CorruptSegmentError
-from cairn.segments.format import decode
+from cairn.segments.format import changes_of, record_batches
+from cairn.state.view import Changes
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from cairn.handles import SegmentHandle
     from cairn.keygroups import KeyGroupRange
-    from cairn.state.view import Changes
     from cairn.storage.store import ObjectStore
 
-READ_AHEAD = 4
-"""Segments that are read at once; a base is about 32 MB."""
+READ_AHEAD = 8
+"""Segments that are read at once, while they are small; fewer than the connections of a client."""
+READ_AHEAD_BYTES = 128 << 20
+"""About how many bytes they have together: four bases."""
 
 
 def read_segment(
@@ -37,17 +41,8 @@ def read_segment(
             latter may come while iterating.
         StorageError: the object is missing or cannot be read.
     """
-    data = store.get(handle.path, offset=handle.offset, size_bytes=handle.size_bytes)
-    found = hashlib.sha256(data).hexdigest()
-    if found != handle.sha256:
-        raise _corrupt(
-            job,
-            handle,
-            f"segment {handle.segment_id} is not what was written: expected "
-            f"{handle.size_bytes} bytes with SHA-256 {handle.sha256}, found {len(data)} bytes "
-            f"with {found}",
-        )
-    return _decode(data, handle, job, key_groups)
+    data = read_bytes(store, handle, job=job)
+    return map(changes_of, _decode(data, handle, job, key_groups))
 
 
 def read_segments(
@@ -56,35 +51,81 @@ def read_segments(
     *,
     job: str,
     key_groups: KeyGroupRange | None = None,
-) -> Iterator[tuple[SegmentHandle, Iterator[Changes]]]:
-    """Yields segments in the order given, each with its changes, as `read_segment` does.
+) -> Iterator[tuple[SegmentHandle, Changes]]:
+    """Yields the changes of segments in the order given, as `read_segment` does, part by part.
 
-    While one is worked on, the next `READ_AHEAD` are read and checked, so a restore waits for the
-    store once and not for each segment.
+    Every segment has at least one part, which is empty if it has no changes. While one part is
+    worked on, the next is decompressed, and the segments after it are read and checked, in threads
+    that do not hold the interpreter's lock. So a restore waits for the store once and not for each
+    segment.
     """
-    with ThreadPoolExecutor(READ_AHEAD) as pool:
-        ahead: deque[tuple[SegmentHandle, Future[Iterator[Changes]]]] = deque()
-        for handle in handles:
-            reading = pool.submit(read_segment, store, handle, job=job, key_groups=key_groups)
-            ahead.append((handle, reading))
-            if len(ahead) > READ_AHEAD:
-                first, found = ahead.popleft()
-                yield first, found.result()
-        while ahead:
-            first, found = ahead.popleft()
-            yield first, found.result()
+    with ThreadPoolExecutor(READ_AHEAD) as readers, ThreadPoolExecutor(1) as decoder:
+        parts = _parts(readers, store, handles, job, key_groups)
+        upcoming = decoder.submit(next, parts, None)
+        while (part := upcoming.result()) is not None:
+            upcoming = decoder.submit(next, parts, None)
+            handle, batch = part
+            yield handle, Changes([], [], []) if batch is None else changes_of(batch)
+
+
+def _parts(
+    readers: ThreadPoolExecutor,
+    store: ObjectStore,
+    handles: Sequence[SegmentHandle],
+    job: str,
+    key_groups: KeyGroupRange | None,
+) -> Iterator[tuple[SegmentHandle, pa.RecordBatch | None]]:
+    """Yields None for a segment without changes."""
+    waiting = deque(handles)
+    ahead: deque[tuple[SegmentHandle, Future[bytes]]] = deque()
+    ahead_bytes = 0
+    while waiting or ahead:
+        while waiting and len(ahead) < READ_AHEAD:
+            if ahead and ahead_bytes + waiting[0].size_bytes > READ_AHEAD_BYTES:
+                break
+            ahead_bytes += waiting[0].size_bytes
+            ahead.append((waiting[0], readers.submit(read_bytes, store, waiting[0], job=job)))
+            waiting.popleft()
+        handle, reading = ahead.popleft()
+        batch = None
+        for batch in _decode(reading.result(), handle, job, key_groups):
+            yield handle, batch
+        if batch is None:
+            yield handle, None
+        ahead_bytes -= handle.size_bytes
+
+
+def read_bytes(store: ObjectStore, handle: SegmentHandle, *, job: str) -> bytes:
+    """Returns a segment's bytes, read with one request and checked.
+
+    Raises:
+        CorruptSegmentError: they are not those that were recorded.
+        StorageError: the object is missing or cannot be read.
+    """
+    data: bytes = store.get(handle.path, offset=handle.offset, size_bytes=handle.size_bytes)
+    found = hashlib.sha256(data).hexdigest()
+    if found != handle.sha256:
+        raise corrupt(
+            job,
+            handle,
+            f"segment {handle.segment_id} is not what was written: expected "
+            f"{handle.size_bytes} bytes with SHA-256 {handle.sha256}, found {len(data)} bytes "
+            f"with {found}",
+        )
+    return data
 
 
 def _decode(
     data: bytes, handle: SegmentHandle, job: str, key_groups: KeyGroupRange | None
-) -> Iterator[Changes]:
+) -> Iterator[pa.RecordBatch]:
     try:
-        yield from decode(data, key_groups)
+        yield from record_batches(data, key_groups)
     except CorruptSegmentError as error:
-        raise _corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error
+        raise corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error
 
 
-def _corrupt(job: str, handle: SegmentHandle, what: str) -> CorruptSegmentError:
+def corrupt(job: str, handle: SegmentHandle, what: str) -> CorruptSegmentError:
+    """Returns the error that says what is wrong with a segment, where it is, and what to do."""
     return CorruptSegmentError(
         f"{what}. Put back the file's original bytes from a copy or an object version, or restore "
         "a checkpoint that does not need it",

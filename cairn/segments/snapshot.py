@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.handles import KEYED, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.reader import read_segment
 from cairn.state.entries import PREFIX_HEAD_BYTES, split
@@ -16,12 +16,12 @@ from cairn.storage.store import ObjectStore
 def snapshot(
     store: ObjectStore, handles: Iterable[SegmentHandle], key_groups: KeyGroupRange, *, job: str
 ) -> dict[bytes, bytes]:
-    """Returns every entry of the key groups by its key, in key order.
+    """Returns every entry of keyed state in the key groups by its key, in key order.
 
     `handles` are a checkpoint's segments in order of replay: by `as_of_checkpoint`, a changelog
     before a base. A base replaces its key groups whole, a changelog changes them. Those outside
-    the key groups are not read. The whole result is in memory: ask for one subtask's key groups
-    at a time.
+    the key groups, and those of no keyed state, are not read. The whole result is in memory: ask
+    for one subtask's key groups at a time.
 
     Raises:
         CorruptSegmentError: a segment's bytes are not those that were recorded.
@@ -30,7 +30,7 @@ def snapshot(
     folded = _Fold()
     for handle in handles:
         wanted = handle.key_groups.intersect(key_groups)
-        if not wanted:
+        if not wanted or handle.kind not in KEYED:
             continue
         if handle.kind is SegmentKind.KEYED_FULL:
             folded.clear(wanted)

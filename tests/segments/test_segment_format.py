@@ -30,7 +30,7 @@ CHANGES = Changes(
 
 
 def encoded(changes: Changes = CHANGES) -> bytes:
-    return encode(changes.ops, changes.keys, changes.values, metadata=METADATA)
+    return encode(changes, metadata=METADATA)
 
 
 def test_decoded_changes_are_those_that_were_encoded() -> None:
