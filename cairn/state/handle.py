@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cairn.errors import BadInputError
+from cairn.state.arguments import checked_expiry, checked_ttl, declared_and_deleted
 from cairn.state.codec import TupleCodec
-from cairn.state.entries import FIRST_MS, LAST_MS
 from cairn.state.fields import RowFactory
-from cairn.state.scalars import plain
+from cairn.state.operator_lists import Lists, OperatorListState
 from cairn.state.timers import Timers
 from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.ttl import Ttl
@@ -18,7 +18,7 @@ from cairn.state.ttl_variables import TtlListState, TtlMapState, TtlValueState
 from cairn.state.variables import CurrentKey, ListState, MapState, ValueState
 from cairn.state.view import NoState, Overlay
 
-StateKind = Literal["value", "list", "map"]
+StateKind = Literal["value", "list", "map", "operator_list", "operator_union"]
 
 _NO_TIMES = BatchTimes()
 
@@ -34,7 +34,7 @@ class StateDeclaration:
     kind: StateKind
     value_schema: Mapping[str, Any]
     user_key_schema: Mapping[str, Any] | None = None
-    """Of a map's keys; None for values and lists."""
+    """Of a map's keys; None for the others."""
     ttl_ms: int | None = None
     """How long after it was set an entry expires; None for never."""
 
@@ -67,10 +67,16 @@ class VariableSpec(StateDeclaration):
 
 
 class _Handle:
-    """The methods of `pyspark.sql.streaming.StatefulProcessorHandle`, with Spark's names."""
+    """The methods of `pyspark.sql.streaming.StatefulProcessorHandle`, with Spark's names, and more.
 
-    def __init__(self, overlay: Overlay, row_factory: RowFactory | None, times: BatchTimes) -> None:
+    `lists` are the subtask's operator lists, which are changed in place.
+    """
+
+    def __init__(
+        self, overlay: Overlay, lists: Lists, row_factory: RowFactory | None, times: BatchTimes
+    ) -> None:
         self._overlay = overlay
+        self._lists = lists
         self._row_factory = row_factory
         self._times = times
         self._timers = Timers(overlay)
@@ -132,6 +138,27 @@ class _Handle:
             return MapState(*variable)
         return TtlMapState(*variable, self._ttl(spec.ttl_ms))
 
+    def getOperatorListState(self, stateName: str, schema: object) -> OperatorListState:
+        """Declares a list of the subtask, which belongs to no key. Spark has no such method.
+
+        It can be used from `init` to `close`; when the plan is built, it is empty, and what is
+        done to it is forgotten. At another parallelism, the elements of all subtasks are split
+        among the new ones (Flink's `OperatorStateStore.getListState`).
+
+        Raises:
+            BadInputError: the name is taken, it is too late to declare state, or state cannot hold
+                the schema.
+        """
+        return self._operator_list(stateName, "operator_list", schema)
+
+    def getUnionListState(self, stateName: str, schema: object) -> OperatorListState:
+        """Declares a list of the subtask that starts a run with the elements of all subtasks.
+
+        Otherwise as getOperatorListState (Flink's `OperatorStateStore.getUnionListState`). Put what
+        the subtask is to keep: as it is, every restart multiplies it by the parallelism.
+        """
+        return self._operator_list(stateName, "operator_union", schema)
+
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Adds a timer to the current key; one that is there already changes nothing.
 
@@ -141,12 +168,12 @@ class _Handle:
             BadInputError: the time mode is none, there is no key yet, or it is no time in ms.
         """
         key = self._timer_key("registerTimer")
-        self._timers.register(*key, _expiry(expiryTimestampMs))
+        self._timers.register(*key, checked_expiry(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Removes a timer of the current key, if it is there; otherwise as registerTimer."""
         key = self._timer_key("deleteTimer")
-        self._timers.delete(*key, _expiry(expiryTimestampMs))
+        self._timers.delete(*key, checked_expiry(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
         """Returns an iterator of the current key's timers in ms, ascending, as of this call.
@@ -165,7 +192,11 @@ class _Handle:
             BadInputError: the processor declares the state variable.
         """
         if stateName in self._names:
-            raise _declared_and_deleted(stateName)
+            raise declared_and_deleted(stateName)
+
+    def _operator_list(self, name: str, kind: StateKind, schema: object) -> OperatorListState:
+        spec = self._declare(name, kind, schema, None, None)
+        return OperatorListState(self._lists.setdefault(spec.state_id, []), self._codec(spec))
 
     def _declare(
         self,
@@ -175,7 +206,7 @@ class _Handle:
         user_key_schema: object,
         ttl_ms: int | None,
     ) -> VariableSpec:
-        ttl_ms = _checked_ttl(name, ttl_ms, self._times.mode)
+        ttl_ms = checked_ttl(name, ttl_ms, self._times.mode)
         if self._current.key is not None:
             raise BadInputError(
                 f"state variable {name} is declared while rows are handled; declare it in init"
@@ -233,7 +264,7 @@ class DeclaringHandle(_Handle):
         resolve_schema: Callable[[object], Mapping[str, Any]],
         time_mode: TimeMode = TimeMode.NONE,
     ) -> None:
-        super().__init__(Overlay(NoState()), None, BatchTimes(time_mode))
+        super().__init__(Overlay(NoState()), {}, None, BatchTimes(time_mode))
         self._resolve_schema = resolve_schema
         self._declarations: list[StateDeclaration] = []
         self._deleted: set[str] = set()
@@ -262,7 +293,7 @@ class DeclaringHandle(_Handle):
         ttl_ms: int | None,
     ) -> VariableSpec:
         if name in self._deleted:
-            raise _declared_and_deleted(name)
+            raise declared_and_deleted(name)
         declaration = StateDeclaration(
             name=name,
             kind=kind,
@@ -271,7 +302,7 @@ class DeclaringHandle(_Handle):
             ttl_ms=ttl_ms,
         )
         self._declarations.append(declaration)
-        return VariableSpec.of(declaration, 0)
+        return VariableSpec.of(declaration, len(self._declarations))
 
     def _struct(self, name: str, schema: object) -> Mapping[str, Any]:
         resolved = self._resolve_schema(schema)
@@ -290,7 +321,7 @@ class DeclaringHandle(_Handle):
 
 
 class StateHandle(_Handle):
-    """For tasks: gives the plan's state variables over a batch's overlay.
+    """For tasks: gives the plan's state variables over a batch's overlay and the subtask's lists.
 
     Schemas are the plan's; `variables` is by name. With `row_factory` (`pyspark.sql.Row`) nested
     structs and a map's values by `getValue` come as rows with field names, as they do in Spark.
@@ -302,8 +333,9 @@ class StateHandle(_Handle):
         overlay: Overlay,
         row_factory: RowFactory | None = None,
         times: BatchTimes = _NO_TIMES,
+        lists: Lists | None = None,
     ) -> None:
-        super().__init__(overlay, row_factory, times)
+        super().__init__(overlay, {} if lists is None else lists, row_factory, times)
         self._variables = variables
 
     def set_key(self, key_group: int, key_bytes: bytes) -> None:
@@ -313,7 +345,7 @@ class StateHandle(_Handle):
     def deleteIfExists(self, stateName: str) -> None:
         """Does nothing for a name that the plan does not know."""
         if stateName in self._variables:
-            raise _declared_and_deleted(stateName)
+            raise declared_and_deleted(stateName)
 
     def _spec(
         self,
@@ -336,34 +368,3 @@ class StateHandle(_Handle):
                 f"plan has {spec.ttl_ms}: init has to declare the same every time it is called"
             )
         return spec
-
-
-def _checked_ttl(name: str, ttl_ms: object, mode: TimeMode) -> int | None:
-    if ttl_ms is None or (type(ttl_ms) is int and ttl_ms == 0):
-        return None
-    if type(ttl_ms) is not int or ttl_ms < 0:
-        raise BadInputError(
-            f"state variable {name}: ttlDurationMs is {ttl_ms!r}; it has to be an int above 0"
-        )
-    if mode is not TimeMode.PROCESSING_TIME:
-        raise BadInputError(
-            f"state variable {name}: ttlDurationMs is {ttl_ms} in timeMode {mode}; TTL goes by "
-            'processing time. Pass timeMode="ProcessingTime" to transformWithState, or no TTL'
-        )
-    return ttl_ms
-
-
-def _expiry(expiry_ms: object) -> int:
-    expiry_ms = plain(expiry_ms)
-    if type(expiry_ms) is not int or not FIRST_MS <= expiry_ms <= LAST_MS:
-        raise BadInputError(
-            f"a timer's expiry is {expiry_ms!r}; it has to be an int, in ms since 1970 UTC"
-        )
-    return expiry_ms
-
-
-def _declared_and_deleted(name: str) -> BadInputError:
-    return BadInputError(
-        f"deleteIfExists names the state variable {name}, which the processor declares: do one or "
-        "the other; to forget a key's state, clear it while the key's rows are handled"
-    )

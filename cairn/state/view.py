@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 PUT = 0
@@ -16,6 +17,9 @@ DELETE_PREFIX = 2
 MISSING: Any = object()
 """Tells "not changed" from None, which means deleted."""
 _CLEARED: Any = object()
+
+_SAMPLE = 64
+"""Entries that are looked at to estimate the size of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,11 @@ class Changes:
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(map(len, self.keys)) + sum(map(len, filter(None, self.values)))
 
 
 class Reader(Protocol):
@@ -66,6 +75,23 @@ class NoState:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What an overlay held when its changes were last taken: shallow copies.
+
+    `collections` has, by prefix, whether a collection was cleared, and its entries.
+    """
+
+    pending: Mapping[bytes, bytes | None]
+    collections: Mapping[bytes, tuple[bool, Mapping[bytes, bytes | None]]]
+    entries: int
+    """How many of them are in collections."""
+
+
+_NOTHING = _Taken({}, {}, 0)
+_UNTOUCHED: tuple[bool, Mapping[bytes, bytes | None]] = (False, {})
+
+
 class Overlay:
     """One batch's changes over a Reader, which is never written to.
 
@@ -74,13 +100,14 @@ class Overlay:
     collection. The two must not be mixed for one key.
     """
 
-    __slots__ = ("_collections", "pending", "reader")
+    __slots__ = ("_collections", "_taken", "pending", "reader")
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.pending: dict[bytes, bytes | None] = {}
         """This batch's single entries; None means deleted. Hot code may use it directly."""
         self._collections: dict[bytes, Entries] = {}
+        self._taken = _NOTHING
 
     def get(self, key: bytes) -> bytes | None:
         """Returns the value of a single entry; None if there is none."""
@@ -105,28 +132,72 @@ class Overlay:
     def changes(self) -> Changes:
         """Returns what turns the committed state into the new one, sorted by key.
 
-        A DELETE_PREFIX comes before the puts under it and only where a collection was cleared.
+        A DELETE_PREFIX comes before the puts under it and only where a collection was cleared. If
+        changes were taken, it is what turns the state that they lead to into the new one.
         """
-        by_key: dict[bytes, Any] = dict(self.pending)
-        for prefix, entries in self._collections.items():
-            if entries.cleared:
-                by_key[prefix] = _CLEARED
-            for suffix, value in entries.pending.items():
-                by_key[prefix + suffix] = value
+        by_key = self._all() if self._taken is _NOTHING else self._since(self._taken)
         keys = sorted(by_key)
         found = [by_key[key] for key in keys]
         ops = [DELETE if v is None else DELETE_PREFIX if v is _CLEARED else PUT for v in found]
         values = [None if value is _CLEARED else value for value in found]
         return Changes(ops, keys, values)
 
+    def take(self) -> Changes:
+        """Returns what `changes` does, which from then on returns only what comes after.
+
+        So a batch's changes are those that were taken, in order, and then `changes`. It costs a
+        walk over all of them, and nothing while entries are changed.
+        """
+        changes = self.changes()
+        self._taken = _Taken(
+            self.pending.copy(),
+            {
+                prefix: (entries.cleared, entries.pending.copy())
+                for prefix, entries in self._collections.items()
+            },
+            self._entries(),
+        )
+        return changes
+
     @property
     def size_bytes(self) -> int:
-        """Bytes of changed keys and values, roughly. Walks all changes."""
-        collections = self._collections
-        return _size_bytes(self.pending) + sum(
-            len(entries.pending) * len(prefix) + _size_bytes(entries.pending)
-            for prefix, entries in collections.items()
-        )
+        """Bytes of changed keys and values that were not taken, roughly.
+
+        Entries are counted, and their size is that of the newest ones. What was taken and is
+        changed again does not count. It costs a look at each collection.
+        """
+        singles = len(self.pending) - len(self._taken.pending)
+        in_collections = self._entries() - self._taken.entries
+        newest = islice(reversed(self._collections.values()), _SAMPLE)
+        sizes = [
+            len(entries.prefix) + size for entries in newest for size in _sizes(entries.pending)
+        ]
+        return round(singles * _mean(_sizes(self.pending)) + max(0, in_collections) * _mean(sizes))
+
+    def _all(self) -> dict[bytes, Any]:
+        by_key: dict[bytes, Any] = dict(self.pending)
+        for prefix, entries in self._collections.items():
+            if entries.cleared:
+                by_key[prefix] = _CLEARED
+            for suffix, value in entries.pending.items():
+                by_key[prefix + suffix] = value
+        return by_key
+
+    def _since(self, taken: _Taken) -> dict[bytes, Any]:
+        by_key: dict[bytes, Any] = dict(_changed(self.pending, taken.pending))
+        for prefix, entries in self._collections.items():
+            was_cleared, before = taken.collections.get(prefix, _UNTOUCHED)
+            if entries.cleared and not was_cleared:
+                by_key[prefix] = _CLEARED
+                before = {}
+            elif was_cleared:
+                by_key.update((prefix + gone, None) for gone in before.keys() - entries.pending)
+            for suffix, value in _changed(entries.pending, before):
+                by_key[prefix + suffix] = value
+        return by_key
+
+    def _entries(self) -> int:
+        return sum(len(entries.pending) for entries in self._collections.values())
 
 
 class Entries:
@@ -233,5 +304,19 @@ def _merge(
         change = next(changes, None)
 
 
-def _size_bytes(pending: dict[bytes, bytes | None]) -> int:
-    return sum(map(len, pending)) + sum(len(value) for value in pending.values() if value)
+def _changed(
+    pending: Mapping[bytes, bytes | None], before: Mapping[bytes, bytes | None]
+) -> list[tuple[bytes, bytes | None]]:
+    """Returns the entries that are not the same objects as before."""
+    get = before.get
+    return [(key, value) for key, value in pending.items() if get(key, MISSING) is not value]
+
+
+def _sizes(pending: dict[bytes, bytes | None]) -> list[int]:
+    """Returns the bytes of key and value of the newest entries."""
+    newest = islice(reversed(pending.items()), _SAMPLE)
+    return [len(key) + (len(value) if value else 0) for key, value in newest]
+
+
+def _mean(sizes: list[int]) -> float:
+    return sum(sizes) / len(sizes) if sizes else 0.0

@@ -115,7 +115,7 @@ def test_state_of_every_key_equals_the_model_in_and_after_every_batch(
             models[key].check(state)
         changes = overlay.changes()
         assert changes.keys == sorted(changes.keys)
-        data = encode(changes.ops, changes.keys, changes.values, metadata={"job": "model"})
+        data = encode(changes, metadata={"job": "model"})
         for decoded in decode(data):
             committed.apply(decoded)
         handle = StateHandle(SPECS, Overlay(committed))

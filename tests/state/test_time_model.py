@@ -142,7 +142,7 @@ def open_batch(
 def commit(overlay: Overlay, committed: DictState) -> None:
     changes = overlay.changes()
     assert changes.keys == sorted(changes.keys)
-    data = encode(changes.ops, changes.keys, changes.values, metadata={"job": "model"})
+    data = encode(changes, metadata={"job": "model"})
     for decoded in decode(data):
         committed.apply(decoded)
 
