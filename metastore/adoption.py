@@ -15,8 +15,9 @@ from sqlalchemy.dialects.postgresql import insert
 from cairn.errors import FencedError
 from cairn.handles import Scope, SegmentHandle
 from cairn.manifest import Manifest
-from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.batches import ADOPTED_BATCH, BatchRef
+from metastore.checkpoints import place_segments
+from metastore.files import WrittenFile, seal_files
 from metastore.models import Checkpoint, CheckpointStatus, Job, PhysicalFile
 from metastore.runs import begun_without_origin
 
@@ -78,7 +79,8 @@ def adopt_checkpoint(
     ref = BatchRef(job, job_id, epoch, "", ADOPTED_BATCH)
     for part in copied:
         seal_files(connection, ref, [part.file])
-        add_segments(connection, job_id, part.file.file_id, part.segments)
+        placed = [(part.file.file_id, *segment) for segment in part.segments]
+        place_segments(connection, job_id, placed)
     start = replace(
         origin,
         job_id=job_id,

@@ -13,9 +13,15 @@ from sqlalchemy.dialects.postgresql import Range
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
-from metastore.acks import WrittenFile, place_segments, seal_files
 from metastore.batches import BatchRef
-from metastore.checkpoints import HANDLE_COLUMNS, handle_of, lineage_of, replay_order
+from metastore.checkpoints import (
+    HANDLE_COLUMNS,
+    handle_of,
+    lineage_of,
+    place_segments,
+    replay_order,
+)
+from metastore.files import WrittenFile, seal_files
 from metastore.models import Job, PhysicalFile, Segment, SegmentStatus
 from metastore.upkeep import any_uuid
 
@@ -36,9 +42,15 @@ class Replay:
 
     @property
     def share(self) -> float:
-        """The bytes of the changes as a share of those of the bases."""
+        """The bytes of the changes, and of as much changelog again, as a share of the bases'.
+
+        This is what will be on top of the bases when the next materialisation is due, if this one
+        leaves them and the next interval brings as much changelog as the last one.
+        """
         base_bytes = sum(base.size_bytes for base in self.bases)
-        return sum(change.size_bytes for change in self.changes) / max(1, base_bytes)
+        change_bytes = sum(change.size_bytes for change in self.changes)
+        changelog = (c for c in self.changes if c.kind is SegmentKind.CHANGELOG)
+        return (change_bytes + sum(c.size_bytes for c in changelog)) / max(1, base_bytes)
 
 
 def replay_of(

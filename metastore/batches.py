@@ -5,7 +5,7 @@ Lock order everywhere: the job's row, then the checkpoint's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from sqlalchemy.orm import aliased
 
 from cairn.errors import FencedError, RefusedError
 from cairn.handles import SegmentHandle, SegmentKind
-from metastore.checkpoints import HANDLE_COLUMNS, handle_of, kill_segments
+from metastore.checkpoints import HANDLE_COLUMNS, handle_of, kill_segments, lists_at, made_in
 from metastore.directories import unclaim_directories
 from metastore.models import (
     Checkpoint,
@@ -58,17 +58,17 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class ParentAck:
-    """The attempt whose changes count for one subtask of the parent, and its changelog."""
+    """The attempt whose changes count for one subtask of the parent, and its changelog in order."""
 
     attempt_id: str
-    segment: SegmentHandle | None
+    segments: tuple[SegmentHandle, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
     """The checkpoint whose state a batch starts from, its run, and the one before with its run.
 
-    `acks` is by subtask.
+    `acks` and `lists`, the segments of operator lists, are by subtask.
     """
 
     checkpoint_id: int
@@ -77,6 +77,7 @@ class Parent:
     parent_run_id: str | None
     parallelism: int
     acks: dict[int, ParentAck]
+    lists: dict[int, SegmentHandle] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,10 @@ class BatchStart:
     late_watermark_ms: int
 
 
-def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
+def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = False) -> BatchStart:
     """Opens the checkpoint of a batch, or finds it open; confirms the parent; fences older runs.
+
+    The parent comes with its operator lists only where they are asked for: one statement more.
 
     Raises:
         FencedError: a newer run has begun a batch, or has taken this one again.
@@ -148,7 +151,7 @@ def begin_batch(connection: Connection, batch: BatchRef) -> BatchStart:
         raise _is_over(batch, found)
     return BatchStart(
         checkpoint_id,
-        None if parent_id is None else _parent(connection, batch.job_id, parent_id),
+        None if parent_id is None else _parent(connection, batch.job_id, parent_id, with_lists),
         _clock(connection, batch),
         times.processing_ms,
         times.watermark_ms,
@@ -304,18 +307,10 @@ def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
         .returning(Checkpoint.checkpoint_id)
     ).all()
     if aborted:
-        # A base is the state of a confirmed checkpoint and outlives the one it was made in.
-        kill_segments(
-            connection,
-            and_(
-                Segment.job_id == batch.job_id,
-                Segment.as_of_checkpoint.in_(aborted),
-                Segment.kind == SegmentKind.CHANGELOG,
-            ),
-        )
+        kill_segments(connection, made_in(batch.job_id, aborted))
 
 
-def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
+def _parent(connection: Connection, job_id: str, checkpoint_id: int, with_lists: bool) -> Parent:
     row = connection.execute(
         select(
             Checkpoint.parent_checkpoint,
@@ -337,23 +332,37 @@ def _parent(connection: Connection, job_id: str, checkpoint_id: int) -> Parent:
         )
         .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
     ).one()
-    acks = connection.execute(
-        select(SubtaskAck.subtask, SubtaskAck.attempt_id, *HANDLE_COLUMNS)
-        .outerjoin(Segment, Segment.segment_id == SubtaskAck.segment_id)
-        .outerjoin(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
-        .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
-    )
     return Parent(
         checkpoint_id,
         str(row.run_id),
         row.parent_checkpoint,
         row.parent_run_id and str(row.parent_run_id),
         row.parallelism,
-        {
-            ack.subtask: ParentAck(str(ack.attempt_id), ack.segment_id and handle_of(ack))
-            for ack in acks
-        },
+        _parent_acks(connection, job_id, checkpoint_id),
+        lists_at(connection, job_id, checkpoint_id) if with_lists else {},
     )
+
+
+def _parent_acks(connection: Connection, job_id: str, checkpoint_id: int) -> dict[int, ParentAck]:
+    of_subtask = and_(
+        made_in(job_id, [checkpoint_id]),
+        Segment.kind == SegmentKind.CHANGELOG,
+        Segment.status == SegmentStatus.LIVE,
+        Segment.subtask == SubtaskAck.subtask,
+    )
+    rows = connection.execute(
+        select(SubtaskAck.subtask, SubtaskAck.attempt_id, *HANDLE_COLUMNS)
+        .outerjoin(Segment, of_subtask)
+        .outerjoin(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
+        .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
+        .order_by(Segment.sequence_number)
+    )
+    acks: dict[int, ParentAck] = {}
+    for row in rows:
+        before = acks[row.subtask].segments if row.subtask in acks else ()
+        segments = before if row.segment_id is None else (*before, handle_of(row))
+        acks[row.subtask] = ParentAck(str(row.attempt_id), segments)
+    return acks
 
 
 def _clock(connection: Connection, batch: BatchRef) -> Clock:

@@ -37,7 +37,7 @@ def claim_directories(
         }
         for handle in sorted(handles, key=lambda handle: handle.path)
     ]
-    statement = insert(Directory).values(rows)
+    statement = insert(Directory)
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=[Directory.job_id, Directory.path],
@@ -52,7 +52,8 @@ def claim_directories(
                 Directory.status != DirectoryStatus.CLAIMED,
                 Directory.epoch < statement.excluded.epoch,
             ),
-        )
+        ),
+        rows,
     )
 
 

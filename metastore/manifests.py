@@ -19,9 +19,15 @@ from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
-from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.batches import BatchRef
-from metastore.checkpoints import HANDLE_COLUMNS, handle_of, replay_order, state_of
+from metastore.checkpoints import (
+    HANDLE_COLUMNS,
+    handle_of,
+    place_segments,
+    replay_order,
+    state_of,
+)
+from metastore.files import WrittenFile, seal_files
 from metastore.models import (
     Checkpoint,
     CheckpointStatus,
@@ -112,7 +118,7 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
     )
     seal_files(connection, batch, [WrittenFile(file_id, len(data))])
     handle = manifest_handle(manifest, file_id, intended.path, data)
-    add_segments(connection, manifest.job_id, file_id, [(0, handle)])
+    place_segments(connection, manifest.job_id, [(file_id, 0, handle)])
 
 
 def manifest_handle(manifest: Manifest, file_id: str, path: str, data: bytes) -> SegmentHandle:
@@ -240,6 +246,7 @@ def _segments(
             handle.entries,
             handle.first_checkpoint,
             handle.as_of_checkpoint,
+            handle.sequence_number,
         )
         for row, handle in pairs
     )

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, func, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.handles import SegmentHandle, SegmentKind
-from metastore.acks import require_epoch
 from metastore.batches import BatchRef
+from metastore.fencing import require_epoch
 from metastore.models import Materialization
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from cairn.handles import PinKind, Scope, SegmentKind
 from metastore.columns import SCHEMA, Base, enum_of, one_of
-from metastore.observations import Materialization, UploadStat
+from metastore.observations import Materialization, UploadStat, UploadTotal
 from metastore.statuses import (
     CheckpointStatus,
     DirectoryStatus,
@@ -57,6 +57,7 @@ __all__ = [
     "StateVariable",
     "SubtaskAck",
     "UploadStat",
+    "UploadTotal",
 ]
 
 
@@ -267,12 +268,34 @@ class Segment(Base):
             postgresql_where=text("status = 'LIVE'"),
         ),
         Index(None, "file_id"),
+        Index(
+            "uq_segments__sequence_number",
+            "job_id",
+            "first_checkpoint",
+            "subtask",
+            "sequence_number",
+            unique=True,
+            postgresql_where=text("kind = 'changelog' AND status = 'LIVE'"),
+        ),
+        Index(
+            "uq_segments__operator",
+            "job_id",
+            "first_checkpoint",
+            "subtask",
+            unique=True,
+            postgresql_where=text("kind = 'operator' AND status = 'LIVE'"),
+        ),
         one_of("status", SegmentStatus),
         one_of("kind", SegmentKind),
         CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
         CheckConstraint(
             "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
             name="released_after_first",
+        ),
+        CheckConstraint(
+            "kind NOT IN ('operator', 'channel', 'manifest') OR (released_checkpoint IS NOT NULL"
+            " AND released_checkpoint <= first_checkpoint + 1)",
+            name="exclusive_to_one",
         ),
     )
     segment_id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -288,6 +311,8 @@ class Segment(Base):
     first_checkpoint: Mapped[int]
     as_of_checkpoint: Mapped[int]
     """The checkpoint whose state it brings a restore to; below `first_checkpoint` for a base."""
+    sequence_number: Mapped[int] = mapped_column(SmallInteger, server_default="0")
+    """Its place among the subtask's changelog segments of the checkpoint."""
     released_checkpoint: Mapped[int | None]
     status: Mapped[SegmentStatus] = mapped_column(
         enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
@@ -303,7 +328,6 @@ class SubtaskAck(Base):
         ForeignKeyConstraint(
             ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
         ),
-        Index(None, "segment_id"),
     )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     checkpoint_id: Mapped[int] = mapped_column(primary_key=True)
@@ -312,8 +336,6 @@ class SubtaskAck(Base):
     task_attempt: Mapped[int]
     """Spark's task attempt id: grows within an application, so the latest attempt is known."""
     tm_id: Mapped[str]
-    segment_id: Mapped[UUID | None] = mapped_column(ForeignKey(Segment.segment_id))
-    """Null: the subtask changed nothing."""
     input_rows: Mapped[int]
     late_rows: Mapped[int] = mapped_column(server_default="0")
     """Rows dropped because the watermark had passed them; part of `input_rows`."""

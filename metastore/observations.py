@@ -66,4 +66,25 @@ class UploadStat(Base):
     wait_ms: Mapped[int]
     upload_ms: Mapped[int]
     longest_request_ms: Mapped[int]
+    pool_wait_ms: Mapped[int] = mapped_column(server_default="0")
     recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class UploadTotal(Base):
+    """One row per run and task manager: sums of its upload stats, kept by a trigger on these."""
+
+    __tablename__ = "upload_totals"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id", "epoch"], ["cairn.runs.job_id", "cairn.runs.epoch"]),
+    )
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    tm_id: Mapped[str] = mapped_column(primary_key=True)
+    commits: Mapped[int]
+    requests: Mapped[int]
+    failed_uploads: Mapped[int]
+    size_bytes: Mapped[int]
+    upload_ms: Mapped[int]
+    winning_attempt: Mapped[int]
+    segments: Mapped[int]
+    pool_wait_ms: Mapped[int]

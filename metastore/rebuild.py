@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
@@ -14,9 +13,10 @@ from cairn.errors import RefusedError
 from cairn.handles import PinKind, Scope, SegmentHandle
 from cairn.manifest import Manifest, ManifestFile
 from cairn.settings import Settings
-from metastore.acks import WrittenFile, add_segments, seal_files
 from metastore.adoption import add_confirmed, intend_copy
 from metastore.batches import BatchRef
+from metastore.checkpoints import place_segments
+from metastore.files import WrittenFile, seal_files
 from metastore.manifests import manifest_handle
 from metastore.models import Job, Pin, Run
 from metastore.states import adopt_states
@@ -59,7 +59,8 @@ class RebuiltJob:
         """Returns file id, subtask and handle of each segment.
 
         One that a later checkpoint does not have any more was released after the last that does:
-        at which id between them makes no difference to the checkpoints there are.
+        at which id between them makes no difference to the checkpoints there are. One of an
+        exclusive kind is of its own checkpoint alone.
         """
         found: dict[str, tuple[str, int, SegmentHandle]] = {}
         for one in self.manifests:
@@ -68,8 +69,9 @@ class RebuiltJob:
             for segment, (subtask, handle) in zip(
                 one.manifest.segments, one.manifest.handles(), strict=True
             ):
-                until = replace(handle, released_checkpoint=released)
-                found[segment.segment_id] = segment.file_id, subtask, until
+                until = handle.released_checkpoint or released
+                last = replace(handle, released_checkpoint=until)
+                found[segment.segment_id] = segment.file_id, subtask, last
         return list(found.values())
 
 
@@ -165,14 +167,13 @@ def _add_files(connection: Connection, job: RebuiltJob, epoch: int) -> None:
     newest = job.newest
     ref = BatchRef(newest.job, newest.job_id, epoch, newest.query_id, newest.batch_id)
     files = {file.file_id: file for one in job.manifests for file in one.manifest.files}
-    segments: dict[str, list[tuple[int, SegmentHandle]]] = defaultdict(list)
-    for file_id, subtask, handle in job.segments():
-        segments[file_id].append((subtask, handle))
+    segments = list(job.segments())
     for one in job.manifests:
         file_id = str(uuid4())
         files[file_id] = ManifestFile(file_id, one.path, Scope.SHARED)
-        segments[file_id] = [(0, manifest_handle(one.manifest, file_id, one.path, one.data))]
+        handle = manifest_handle(one.manifest, file_id, one.path, one.data)
+        segments.append((file_id, 0, handle))
     for file in files.values():
         intend_copy(connection, ref.job_id, epoch, file.file_id, file.path, file.scope)
         seal_files(connection, ref, [WrittenFile(file.file_id, job.sizes[file.path])])
-        add_segments(connection, ref.job_id, file.file_id, segments[file.file_id])
+    place_segments(connection, ref.job_id, segments)

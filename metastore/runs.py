@@ -14,7 +14,7 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.layout import new_job_id
 from cairn.manifest import Manifest
 from cairn.state.handle import StateDeclaration
-from metastore.models import Checkpoint, CheckpointStatus, Job, Run
+from metastore.models import Checkpoint, CheckpointStatus, Job, Run, StateKind
 from metastore.states import (
     RegisteredState,
     adopt_states,
@@ -22,6 +22,7 @@ from metastore.states import (
     describe,
     dropped_state_ids,
     ids_of,
+    operator_lists,
     register_states,
 )
 
@@ -53,6 +54,8 @@ class RegisteredRun:
     """What the metastore answers: what the run's tasks carry. `states` is by name.
 
     `has_state` tells whether Spark has committed a batch of the job, whose state goes on.
+    `split_lists` and `union_lists` are the ids of all operator lists that the job keeps, also of
+    those that the run does not declare.
     """
 
     job_id: str
@@ -60,6 +63,8 @@ class RegisteredRun:
     states: Mapping[str, RegisteredState]
     dropped_state_ids: tuple[int, ...] = ()
     has_state: bool = False
+    split_lists: tuple[int, ...] = ()
+    union_lists: tuple[int, ...] = ()
 
 
 def register_run(connection: Connection, registration: Registration) -> RegisteredRun:
@@ -91,6 +96,8 @@ def register_run(connection: Connection, registration: Registration) -> Register
         _adopt(connection, registration, registration.origin, job.job_id)
     states = register_states(connection, job.job_id, registration.job, registration.states)
     deleted = ids_of(connection, job.job_id, registration.deleted_states)
+    lists = operator_lists(connection, job.job_id)
+    kept = [(state_id, kind) for state_id, kind in lists.items() if state_id not in deleted]
     connection.execute(
         update(Job)
         .where(Job.job_id == job.job_id)
@@ -100,8 +107,10 @@ def register_run(connection: Connection, registration: Registration) -> Register
         job.job_id,
         _epoch(connection, job.job_id, registration, states, deleted),
         states,
-        (*dropped_state_ids(connection, job.job_id), *deleted),
+        (*dropped_state_ids(connection, job.job_id), *(i for i in deleted if i not in lists)),
         has_state,
+        tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_LIST),
+        tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_UNION),
     )
 
 

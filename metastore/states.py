@@ -15,6 +15,8 @@ from cairn.state.evolution import merge
 from cairn.state.handle import StateDeclaration
 from metastore.models import StateKind, StateVariable
 
+OPERATOR_KINDS = (StateKind.OPERATOR_LIST, StateKind.OPERATOR_UNION)
+
 
 @dataclass(frozen=True, slots=True)
 class RegisteredState:
@@ -147,14 +149,32 @@ def drop_states(connection: Connection, job_id: str, job: str, run: Row[*tuple[A
 
 
 def dropped_state_ids(connection: Connection, job_id: str) -> list[int]:
-    """Returns the ids of all variables that were dropped, whose entries are to go."""
+    """Returns the ids of all variables by key that were dropped, whose entries are to go."""
     return list(
         connection.scalars(
             select(StateVariable.state_id)
-            .where(StateVariable.job_id == job_id, StateVariable.dropped_at.is_not(None))
+            .where(
+                StateVariable.job_id == job_id,
+                StateVariable.dropped_at.is_not(None),
+                StateVariable.kind.not_in(OPERATOR_KINDS),
+            )
             .order_by(StateVariable.state_id)
         )
     )
+
+
+def operator_lists(connection: Connection, job_id: str) -> dict[int, StateKind]:
+    """Returns the job's operator lists that are not dropped: how each is redistributed, by id."""
+    rows = connection.execute(
+        select(StateVariable.state_id, StateVariable.kind)
+        .where(
+            StateVariable.job_id == job_id,
+            StateVariable.kind.in_(OPERATOR_KINDS),
+            StateVariable.dropped_at.is_(None),
+        )
+        .order_by(StateVariable.state_id)
+    )
+    return {row.state_id: row.kind for row in rows}
 
 
 def _kept(

@@ -59,8 +59,12 @@ class MaintenanceStatus(StrEnum):
 
 
 class StateKind(StrEnum):
-    """The three kinds of state variable."""
+    """The kinds of state variable: three by key, and lists of a subtask."""
 
     VALUE = "value"
     LIST = "list"
     MAP = "map"
+    OPERATOR_LIST = "operator_list"
+    """At another parallelism, its elements are split among the new subtasks."""
+    OPERATOR_UNION = "operator_union"
+    """After a restart, every subtask has the elements of all."""

@@ -102,7 +102,10 @@ class UndeletedFile:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepSnapshot:
-    """One instant of a job. Holds every retained checkpoint that a segment in it could serve."""
+    """One instant of a job. Holds every retained checkpoint that a segment in it could serve.
+
+    Segments that a pinned checkpoint needs are not in it.
+    """
 
     job: JobFacts
     checkpoints: tuple[OpenCheckpoint, ...]
@@ -195,12 +198,30 @@ def _released_segments(
             Segment.job_id == job.job_id,
             Segment.status == SegmentStatus.LIVE,
             Segment.released_checkpoint.is_not(None),
+            ~_serves_a_pin(),
             true() if horizon is None else Segment.released_checkpoint <= horizon,
         )
         .order_by(Segment.released_checkpoint, Segment.segment_id)
         .limit(PLAN_ROWS)
     )
     return tuple(ReleasedSegment(*row) for row in rows)
+
+
+def _serves_a_pin() -> ColumnElement[bool]:
+    """Returns whether a pinned checkpoint needs a segment.
+
+    It stays, and would count towards the limit: many pins would hide what can go.
+    """
+    return (
+        select(Pin.pin_id)
+        .where(
+            Pin.job_id == Segment.job_id,
+            Pin.removed_at.is_(None),
+            Pin.checkpoint_id >= Segment.first_checkpoint,
+            Pin.checkpoint_id < Segment.released_checkpoint,
+        )
+        .exists()
+    )
 
 
 def _undeleted_files(

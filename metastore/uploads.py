@@ -46,11 +46,16 @@ _GREATEST = {"winning_attempt", "queue_size", "longest_request_ms"}
 
 
 def record_uploads(
-    job_id: str, checkpoint_id: int, tm_id: str, uploads: Sequence[UploadStats]
+    job_id: str,
+    checkpoint_id: int,
+    tm_id: str,
+    uploads: Sequence[UploadStats],
+    pool_wait_ms: int,
 ) -> CTE:
     """Returns the insert of a group commit's row, to be made part of another statement.
 
     Of several uploads, counts, bytes and times are summed; of what cannot be, the greatest counts.
+    `pool_wait_ms` is the whole group's: how long it waited for a file of a pool that blocks.
     """
     columns = {name: [getattr(one, name) for one in uploads] for name in asdict(uploads[0])}
     commit_id = UUID(columns.pop("commit_id")[0])
@@ -63,6 +68,7 @@ def record_uploads(
             checkpoint_id=checkpoint_id,
             tm_id=tm_id,
             files=len(uploads),
+            pool_wait_ms=pool_wait_ms,
             **facts,
         )
         .on_conflict_do_nothing(index_elements=[UploadStat.commit_id])

@@ -4,7 +4,8 @@
 --   number_of_upload_requests, number_of_upload_failures, upload_sizes (bytes),
 --   upload_latencies_nanos, attempts_per_upload, total_attempts_per_upload, upload_batch_sizes
 --   (segments), upload_queue_size (uploads); and what Flink lacks: files, retries, hedges,
---   hedge_wins, failed_attempts, wait_ms (for the limits in flight), longest_request_ms.
+--   hedge_wins, failed_attempts, wait_ms (for the limits in flight), longest_request_ms,
+--   pool_wait_ms (for a file of a pool that blocks).
 -- Read by: people who ask why a batch took long, and what hedging costs and gains.
 SELECT
     u.job_id,
@@ -26,6 +27,7 @@ SELECT
     u.hedge_wins,
     u.failed_attempts,
     u.wait_ms,
-    u.longest_request_ms
+    u.longest_request_ms,
+    u.pool_wait_ms
 FROM cairn.upload_stats AS u
 JOIN cairn.jobs AS j ON j.job_id = u.job_id

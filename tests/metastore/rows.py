@@ -45,6 +45,7 @@ class Rows:
     url: str
     job_id: str = "clicks-1a2b"
     role: str = "postgres"
+    _segments: int = 0
 
     def execute(self, statement: Any, role: str | None = None) -> list[Any]:
         def work(connection: Connection) -> list[Any]:
@@ -160,7 +161,7 @@ class Rows:
         self.walk(Directory, Directory.path == path, status)
         return path
 
-    def upload(self, checkpoint_id: int, **facts: int) -> None:
+    def upload(self, checkpoint_id: int, tm_id: str = "tm", **facts: Any) -> None:
         """Adds the stats of a group commit; every number that is not given is 1."""
         own = {"commit_id", "job_id", "checkpoint_id", "tm_id", "recorded_at"}
         numbers = {c.name: 1 for c in UploadStat.__table__.columns if c.name not in own}
@@ -169,7 +170,7 @@ class Rows:
                 commit_id=uuid4(),
                 job_id=self.job_id,
                 checkpoint_id=checkpoint_id,
-                tm_id="tm",
+                tm_id=tm_id,
                 **{**numbers, **facts},
             )
         )
@@ -184,6 +185,7 @@ class Rows:
         subtask: int = 0,
     ) -> UUID:
         segment_id = uuid4()
+        self._segments += 1
         self.execute(
             insert(Segment).values(
                 segment_id=segment_id,
@@ -199,6 +201,7 @@ class Rows:
                 first_checkpoint=first_checkpoint,
                 as_of_checkpoint=first_checkpoint,
                 released_checkpoint=released_checkpoint,
+                sequence_number=self._segments,
             )
         )
         self.walk(Segment, Segment.segment_id == segment_id, status)

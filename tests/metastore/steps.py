@@ -14,11 +14,12 @@ from cairn.handles import DirectoryHandle, Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
-from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
+from metastore.acks import Ack, acknowledge
 from metastore.bases import install
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.checkpoints import segments_at
 from metastore.engine import run_transaction
+from metastore.files import IntendedFile, WrittenFile, intend_files
 from metastore.runs import RegisteredRun, Registration, register_run
 
 T = TypeVar("T")
@@ -118,6 +119,27 @@ class Steps:
             checkpoint_id,
         )
 
+    def lists(self, epoch: int, checkpoint_id: int, subtask: int, offset: int) -> SegmentHandle:
+        """Returns the handle of a subtask's operator lists."""
+        return replace(
+            self.changelog(epoch, checkpoint_id, subtask, offset),
+            kind=SegmentKind.OPERATOR,
+            released_checkpoint=checkpoint_id + 1,
+        )
+
+    def ack_with_lists(
+        self, batch: BatchRef, checkpoint_id: int, subtask: int, task_attempt: int = 1
+    ) -> tuple[Ack, WrittenFile]:
+        """Writes and acknowledges a changelog and operator lists of a subtask, in one file."""
+        segments = (
+            self.changelog(batch.epoch, checkpoint_id, subtask, 0),
+            self.lists(batch.epoch, checkpoint_id, subtask, SIZE_BYTES),
+        )
+        ack = Ack(subtask, str(uuid4()), task_attempt, 10, 5, segments)
+        file = replace(self.intend(batch), size_bytes=2 * SIZE_BYTES)
+        self.commit(batch, checkpoint_id, [ack], file)
+        return ack, file
+
     def group(
         self, batch: BatchRef, checkpoint_id: int, subtasks: Sequence[int], task_attempt: int = 1
     ) -> tuple[list[Ack], WrittenFile]:
@@ -125,7 +147,7 @@ class Steps:
         acks = []
         for number, subtask in enumerate(subtasks):
             segment = self.changelog(batch.epoch, checkpoint_id, subtask, number * SIZE_BYTES)
-            acks.append(Ack(subtask, str(uuid4()), task_attempt, 10, 5, segment))
+            acks.append(Ack(subtask, str(uuid4()), task_attempt, 10, 5, (segment,)))
         return acks, replace(self.intend(batch), size_bytes=len(acks) * SIZE_BYTES)
 
     def ack(
@@ -195,10 +217,10 @@ class Steps:
         return {int(checkpoint_id): str(status) for checkpoint_id, status in rows}
 
     def segment_status(self, ack: Ack) -> str:
-        assert ack.segment is not None
+        [segment] = ack.segments
         [(status,)] = self.sql(
             "SELECT status FROM cairn.segments WHERE segment_id = :id",
-            id=UUID(ack.segment.segment_id),
+            id=UUID(segment.segment_id),
         )
         return str(status)
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Barrier, BrokenBarrierError
-from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 
-from cairn.errors import FencedError, RefusedError
+from cairn.errors import FencedError
 from cairn.handles import Scope
-from cairn.storage import open_store
-from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files, seal_files
+from metastore.acks import Ack, acknowledge
 from metastore.batches import BatchRef
 from metastore.engine import open_engine
+from metastore.files import IntendedFile, WrittenFile, intend_files
 from metastore.uploads import UploadStats
-from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
+from tests.metastore.steps import SIZE_BYTES, Steps
 
 
 @pytest.fixture
@@ -57,12 +53,12 @@ def test_the_files_live_bytes_are_those_of_its_segments(steps: Steps) -> None:
 def test_a_subtask_that_changed_nothing_acknowledges_without_a_file(steps: Steps) -> None:
     batch = steps.ref(steps.register(), 0)
     steps.begin(batch)
-    acks = [Ack(i, str(uuid4()), 1, 0, 0, None) for i in (0, 1)]
+    acks = [Ack(i, str(uuid4()), 1, 0, 0) for i in (0, 1)]
     steps.commit(batch, 1, acks, None)
     assert steps.statuses() == {1: "COMPLETED"}
     parent = steps.begin(steps.ref(1, 1)).parent
     assert parent is not None
-    assert {ack.segment for ack in parent.acks.values()} == {None}
+    assert {ack.segments for ack in parent.acks.values()} == {()}
 
 
 def test_a_transaction_whose_answer_was_lost_changes_nothing_the_second_time(steps: Steps) -> None:
@@ -112,7 +108,7 @@ def test_a_later_attempt_that_changed_nothing_replaces_a_segment_with_none(steps
     batch = steps.ref(steps.register(parallelism=1), 0)
     steps.begin(batch)
     [loser], _ = steps.ack(batch, 1, 0, task_attempt=1)
-    steps.commit(batch, 1, [Ack(0, str(uuid4()), 2, 0, 0, None)], None)
+    steps.commit(batch, 1, [Ack(0, str(uuid4()), 2, 0, 0)], None)
     assert steps.segment_status(loser) == "DEAD"
     assert steps.segments(1) == []
     assert steps.statuses() == {1: "COMPLETED"}
@@ -139,8 +135,7 @@ def test_of_two_attempts_in_one_group_the_later_one_counts(
     late = replace(late, task_attempt=2)
     steps.commit(batch, 1, [late, early] if newest_first else [early, late], file)
     assert steps.acked(1) == {0: late.attempt_id}
-    assert late.segment is not None
-    assert steps.segments(1) == [late.segment.segment_id]
+    assert steps.segments(1) == [segment.segment_id for segment in late.segments]
     assert steps.file_facts(file) == ("SEALED", 1, SIZE_BYTES)
 
 
@@ -195,106 +190,6 @@ def test_an_acknowledgement_that_names_a_condemned_file_is_refused_whole(steps: 
         steps.commit(batch, 1, acks, file)
     assert steps.acked(1) == {}
     assert steps.statuses() == {1: "IN_PROGRESS"}
-
-
-def test_cleanup_keeps_the_file_that_a_live_run_is_writing(steps: Steps) -> None:
-    batch = steps.ref(steps.register(), 0)
-    steps.begin(batch)
-    acks, file = steps.group(batch, 1, [0, 1])
-    steps.let_writes_end()
-    steps.clean()
-    steps.commit(batch, 1, acks, file)
-    assert steps.file_facts(file) == ("SEALED", 2, 2 * SIZE_BYTES)
-
-
-def test_cleanup_takes_the_file_that_a_fenced_run_was_writing(steps: Steps) -> None:
-    batch = steps.ref(steps.register(), 0)
-    steps.begin(batch)
-    file = steps.intend(batch)
-    steps.register()
-    steps.let_writes_end()
-    steps.clean()
-    assert steps.file_facts(file)[0] == "WRITING", "the newer run has not begun"
-    steps.begin(steps.ref(2, 0))
-    steps.clean()
-    assert steps.file_facts(file)[0] == "DELETED"
-
-
-def test_cleanup_leaves_a_fenced_runs_file_while_its_object_may_still_appear(steps: Steps) -> None:
-    batch = steps.ref(steps.register(), 0)
-    steps.begin(batch)
-    file = steps.intend(batch)
-    steps.register()
-    steps.begin(steps.ref(2, 0))
-    steps.clean()
-    assert steps.file_facts(file)[0] == "WRITING"
-    open_store(steps.storage).put(steps.path(file), [b"late"])
-    steps.let_writes_end()
-    steps.clean()
-    assert steps.file_facts(file)[0] == "DELETED"
-    assert list(open_store(steps.storage).list(steps.job_id)) == []
-
-
-def test_cleanup_takes_a_file_that_was_never_sealed_once_its_batch_is_over(steps: Steps) -> None:
-    epoch = steps.register()
-    batch = steps.ref(epoch, 0)
-    steps.begin(batch)
-    lost = steps.intend(batch)
-    acks, winner = steps.group(batch, 1, [0, 1])
-    steps.commit(batch, 1, acks, winner)
-    steps.let_writes_end()
-    steps.clean()
-    assert steps.file_facts(lost)[0] == "WRITING", "an attempt may still seal it"
-    steps.begin(steps.ref(epoch, 1))
-    steps.clean()
-    assert steps.file_facts(lost)[0] == "DELETED"
-    assert steps.file_facts(winner)[0] == "SEALED"
-
-
-def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_go_on(steps: Steps) -> None:
-    epoch = steps.register()
-    batch = steps.ref(epoch, 0)
-    steps.begin(batch)
-    base = steps.intend(batch, Scope.SHARED)
-    steps.ack(batch, 1, 0, 1)
-    steps.begin(steps.ref(epoch, 1))
-    steps.let_writes_end()
-    steps.clean()
-    steps.run(lambda c: seal_files(c, batch, [base]))
-    assert steps.file_facts(base)[0] == "SEALED"
-
-
-@pytest.mark.parametrize("winner", [0, 1, 2])
-def test_cleanup_takes_the_requests_for_a_base_that_lost_to_another(
-    steps: Steps, winner: int
-) -> None:
-    batch = steps.ref(steps.register(), 0)
-    steps.begin(batch)
-    first = steps.intend(batch, Scope.SHARED)
-    files = [first, *(steps.intend(batch, Scope.SHARED, first) for _ in range(2))]
-    other = steps.intend(batch, Scope.SHARED)
-    steps.let_writes_end()
-    steps.clean()
-    assert [steps.file_facts(file)[0] for file in files] == ["WRITING"] * 3
-    steps.run(lambda c: seal_files(c, batch, [files[winner]]))
-    steps.clean()
-    found = [steps.file_facts(file)[0] for file in files]
-    assert found.pop(winner) != "WRITING"
-    assert found == ["DELETED"] * 2
-    assert steps.file_facts(other)[0] == "WRITING"
-
-
-def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
-    epoch = steps.register()
-    batch = steps.ref(epoch, 0)
-    steps.begin(batch)
-    file = steps.intend(batch)
-    steps.ack(batch, 1, 0, 1)
-    steps.begin(steps.ref(epoch, 1))
-    steps.let_writes_end()
-    steps.clean()
-    with pytest.raises(FencedError, match="the physical file is DELETED"):
-        steps.run(lambda c: seal_files(c, batch, [file]))
 
 
 def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: Steps) -> None:
@@ -360,85 +255,3 @@ def test_the_first_acknowledgement_binds_the_job_and_the_run_to_their_query(step
     steps.ack(batch, 1, 0)
     assert steps.sql(query) == [("q",)]
     assert steps.sql("SELECT query_id FROM cairn.runs WHERE job_id = :job") == [("q",)]
-
-
-def at_once(steps: Steps, *works: Callable[[Connection], None]) -> list[BaseException | None]:
-    """Runs transactions that start at the same time; returns what each raised."""
-    barrier = Barrier(len(works))
-
-    def run(work: Callable[[Connection], None]) -> None:
-        with open_engine(steps.url).begin() as connection:
-            barrier.wait(timeout=10)
-            work(connection)
-
-    with ThreadPoolExecutor(len(works)) as threads:
-        futures = [threads.submit(run, work) for work in works]
-    return [future.exception() for future in futures]
-
-
-def test_the_first_acknowledgements_of_two_executors_at_once_do_not_deadlock(
-    steps: Steps,
-) -> None:
-    batch = steps.ref(steps.register(), 0)
-    steps.begin(batch)
-    groups = [steps.group(batch, 1, [subtask]) for subtask in (0, 1)]
-    both_about_to_bind = Barrier(2)
-
-    def work(connection: Connection) -> None:
-        @event.listens_for(connection, "before_cursor_execute")
-        def meet(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            if statement.startswith("UPDATE cairn.jobs"):
-                with suppress(BrokenBarrierError):
-                    both_about_to_bind.wait(timeout=1)
-
-        acknowledging(batch, 1, *groups.pop())(connection)
-
-    assert at_once(steps, work, work) == [None, None]
-    assert steps.statuses() == {1: "COMPLETED"}
-
-
-def test_an_executor_whose_first_acknowledgement_waits_for_another_querys_is_refused(
-    steps: Steps,
-) -> None:
-    epoch = steps.register(parallelism=1)
-    one, other = steps.ref(epoch, 0, "one"), steps.ref(epoch, 0, "other")
-    steps.begin(one)
-    steps.begin(other)
-    groups = {1: steps.group(one, 1, [0]), 2: steps.group(other, 2, [0])}
-    with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
-            acknowledging(one, 1, *groups[1])(connection)
-            late = threads.submit(steps.commit, other, 2, *groups[2])
-            steps.wait_until_blocked()
-        with pytest.raises(RefusedError, match="belongs to query one; query other"):
-            late.result()
-    assert steps.statuses() == {1: "COMPLETED", 2: "IN_PROGRESS"}
-
-
-def test_two_groups_that_complete_a_checkpoint_at_once_see_it_complete(steps: Steps) -> None:
-    steps.register()
-    steps.whole_batch(1, 0)
-    for batch_id in range(1, 6):
-        batch = steps.ref(1, batch_id)
-        checkpoint_id = steps.begin(batch).checkpoint_id
-        groups = [steps.group(batch, checkpoint_id, [subtask]) for subtask in (0, 1)]
-        raised = at_once(steps, *(acknowledging(batch, checkpoint_id, *g) for g in groups))
-        assert raised == [None, None]
-        assert steps.statuses()[checkpoint_id] == "COMPLETED"
-
-
-def test_two_attempts_of_a_subtask_at_once_leave_one_segment_and_the_later_attempt(
-    steps: Steps,
-) -> None:
-    steps.register(parallelism=1)
-    steps.whole_batch(1, 0)
-    for batch_id in range(1, 6):
-        batch = steps.ref(1, batch_id)
-        checkpoint_id = steps.begin(batch).checkpoint_id
-        before = len(steps.segments(checkpoint_id))
-        early = steps.group(batch, checkpoint_id, [0], task_attempt=1)
-        late = steps.group(batch, checkpoint_id, [0], task_attempt=2)
-        works = [acknowledging(batch, checkpoint_id, *group) for group in (early, late)]
-        assert at_once(steps, *works) == [None, None]
-        assert steps.acked(checkpoint_id) == {0: late[0][0].attempt_id}
-        assert len(steps.segments(checkpoint_id)) == before + 1

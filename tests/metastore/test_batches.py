@@ -70,8 +70,8 @@ def test_the_next_batch_confirms_its_parent_and_carries_its_winning_attempts(ste
         0: winner.attempt_id,
         1: other.attempt_id,
     }
-    handles = [parent.acks[i].segment for i in (0, 1)]
-    assert [(h.offset, h.size_bytes, h.path) for h in handles if h] == [
+    handles = [handle for i in (0, 1) for handle in parent.acks[i].segments]
+    assert [(h.offset, h.size_bytes, h.path) for h in handles] == [
         (0, 100, steps.path(file)),
         (100, 100, steps.path(file)),
     ]

@@ -42,6 +42,7 @@ VIEWS = [
     "v_changelog_storage",
     "v_lost_uploads",
     "v_materialization",
+    "v_metrics",
 ]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 

@@ -51,7 +51,7 @@ def batches(draw: st.DrawFn) -> Batch:
 def acknowledge(
     steps: Steps, batch: BatchRef, checkpoint_id: int, subtask: int, seen: EventTimes, attempt: int
 ) -> None:
-    ack = Ack(subtask, str(uuid4()), attempt, 1, 0, None, max_event_ms=seen)
+    ack = Ack(subtask, str(uuid4()), attempt, 1, 0, max_event_ms=seen)
     steps.commit(batch, checkpoint_id, [ack], None)
 
 

@@ -162,7 +162,7 @@ def test_native_comparison_counts_whole_batches_at_their_own_parallelism(rows: R
 def test_changelog_storage_has_flinks_metrics_of_each_group_commit(rows: Rows) -> None:
     rows.checkpoint(1)
     rows.upload(1, requests=3, retries=1, hedges=1, upload_ms=459, winning_attempt=2, segments=5)
-    rows.upload(1, size_bytes=7000, failed_uploads=2, queue_size=4, wait_ms=12)
+    rows.upload(1, size_bytes=7000, failed_uploads=2, queue_size=4, wait_ms=12, pool_wait_ms=34)
     slow, large = sorted(rows.view("v_changelog_storage"), key=lambda row: row["upload_sizes"])
     assert (slow["job_name"], slow["checkpoint_id"], slow["tm_id"]) == (rows.job_id, 1, "tm")
     assert slow["number_of_upload_requests"] == slow["total_attempts_per_upload"] == 3
@@ -170,7 +170,7 @@ def test_changelog_storage_has_flinks_metrics_of_each_group_commit(rows: Rows) -
     assert slow["upload_latencies_nanos"] == 459_000_000
     assert slow["upload_batch_sizes"] == 5
     assert (large["upload_sizes"], large["number_of_upload_failures"]) == (7000, 2)
-    assert (large["upload_queue_size"], large["wait_ms"]) == (4, 12)
+    assert (large["upload_queue_size"], large["wait_ms"], large["pool_wait_ms"]) == (4, 12, 34)
 
 
 def test_lost_uploads_are_the_unsealed_files_of_uploads_that_another_request_won(

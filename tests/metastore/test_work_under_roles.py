@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.write import pin
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
+from metastore.batches import begin_batch
 from metastore.engine import dispose_engines, run_transaction
 from metastore.materializations import Materialized, record_end, record_start
 from metastore.pins import remove_pins
@@ -30,7 +32,12 @@ VIEWS = (
     "v_native_comparison",
     "v_directories",
     "v_materialization",
+    "v_metrics",
 )
+LISTS = [
+    StateDeclaration(name="split", kind="operator_list", value_schema={"fields": []}),
+    StateDeclaration(name="union", kind="operator_union", value_schema={"fields": []}),
+]
 STATES = [StateDeclaration(name="count", kind="value", value_schema={"fields": []})]
 
 
@@ -114,6 +121,24 @@ def test_maintainer_plans_applies_and_deletes(
     assert {stored.path for stored in store.list("")} == paths(written, "SEALED")
 
 
+def test_writer_goes_on_with_operator_lists_and_maintainer_takes_old_ones(
+    logins: dict[str, str], store: ObjectStore
+) -> None:
+    job = Steps(logins["cairn_writer"], store.url)
+    registration = job.registration(parallelism=1, states=LISTS)
+    run = job.run(lambda c: register_run(c, registration))
+    assert (run.split_lists, run.union_lists) == ((1,), (2,))
+    job.job_id, job.parallelism[run.epoch] = run.job_id, 1
+    for batch_id in range(5):
+        batch = job.ref(run.epoch, batch_id)
+        start = job.run(partial(begin_batch, batch=batch, with_lists=True))
+        job.ack_with_lists(batch, start.checkpoint_id, 0)
+    assert start.parent is not None
+    assert start.parent.lists.keys() == {0}
+    report = cleanup_job(logins["cairn_maintainer"], job.name)
+    assert (report.subsumed_checkpoints, report.dead_segments) == (2, 2)
+
+
 def test_writer_pins_and_unpins_and_maintainer_keeps_what_is_pinned(
     written: Steps, logins: dict[str, str]
 ) -> None:
@@ -139,6 +164,7 @@ def test_reader_sees_the_views_and_the_lists_and_no_table(
         ["checkpoints", written.name],
         ["files", written.name],
         ["pins", written.name],
+        ["metrics", written.name],
     ):
         assert main([*command, "--metastore", url, "--json"]) == 0
         assert written.name in capsys.readouterr().out

@@ -1,0 +1,244 @@
+-- Grain: one row per job and value of a metric: one each per task manager or subtask where the
+--   metric is by these, and several of a histogram.
+-- Columns: job_id, job_name, tm_id (the executor) and subtask (null where the metric is not by it),
+--   metric (Flink's name where Flink has it), kind (counter or gauge; of a histogram quantile, sum
+--   or count), quantile (0.5 to 0.999; else null), value. docs/metrics.md has every metric, its unit
+--   and what it means.
+-- Metrics by task manager or subtask are of the job's current run: counters, sums and counts start
+--   with it. Quantiles are of the group commits of the job's latest 1000 checkpoints.
+-- Read by: `cairn metrics`, and by Prometheus through it.
+SELECT
+    j.job_id,
+    j.name AS job_name,
+    CAST(NULL AS text) AS tm_id,
+    CAST(NULL AS bigint) AS subtask,
+    m.metric,
+    m.kind,
+    CAST(NULL AS double precision) AS quantile,
+    CAST(m.value AS double precision) AS value
+FROM cairn.jobs AS j
+CROSS JOIN LATERAL (
+    SELECT
+        count(*) AS files,
+        coalesce(sum(physical_files.size_bytes), 0) AS size_bytes,
+        coalesce(sum(physical_files.live_segments), 0) AS live_segments,
+        coalesce(sum(physical_files.live_bytes), 0) AS live_bytes
+    FROM cairn.physical_files
+    WHERE physical_files.job_id = j.job_id
+      AND physical_files.status IN ('SEALED', 'CONDEMNED')
+      AND physical_files.sealed_at IS NOT NULL
+) AS f
+CROSS JOIN LATERAL (
+    SELECT count(*) AS files
+    FROM cairn.physical_files AS lost
+    WHERE lost.job_id = j.job_id
+      AND lost.status <> 'DELETED'
+      AND lost.sealed_at IS NULL
+      AND (
+        lost.status = 'CONDEMNED'
+        OR lost.epoch < j.current_epoch
+        OR (
+            lost.batch_id IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM cairn.checkpoints
+                WHERE checkpoints.job_id = lost.job_id
+                  AND checkpoints.epoch = lost.epoch
+                  AND checkpoints.batch_id = lost.batch_id
+                  AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED')
+            )
+        )
+        OR EXISTS (
+            SELECT FROM cairn.physical_files AS winner
+            WHERE winner.sealed_at IS NOT NULL
+              AND (
+                winner.file_id = lost.retry_of
+                OR winner.retry_of = coalesce(lost.retry_of, lost.file_id)
+            )
+        )
+    )
+) AS o
+CROSS JOIN LATERAL (
+    SELECT count(*) AS files
+    FROM cairn.deletions
+    WHERE deletions.job_id = j.job_id
+      AND deletions.done_at IS NULL
+      AND deletions.last_error IS NOT NULL
+) AS d
+CROSS JOIN LATERAL (
+    VALUES
+        ('fileMerging.logicalFileCount', 'gauge', f.live_segments),
+        ('fileMerging.logicalFileSize', 'gauge', f.live_bytes),
+        ('fileMerging.physicalFileCount', 'gauge', f.files),
+        ('fileMerging.physicalFileSize', 'gauge', f.size_bytes),
+        ('Storage.spaceAmplification', 'gauge', f.size_bytes / nullif(f.live_bytes, 0)),
+        ('Storage.orphanFiles', 'gauge', o.files),
+        ('Storage.failedDeletes', 'gauge', d.files)
+) AS m (metric, kind, value)
+WHERE m.value IS NOT NULL
+UNION ALL
+SELECT
+    j.job_id,
+    j.name,
+    u.tm_id,
+    NULL,
+    m.metric,
+    m.kind,
+    m.quantile,
+    m.value
+FROM cairn.jobs AS j
+JOIN cairn.upload_totals AS u ON u.job_id = j.job_id AND u.epoch = j.current_epoch
+LEFT JOIN LATERAL (
+    SELECT
+        upload_stats.tm_id,
+        (array_agg(upload_stats.queue_size ORDER BY upload_stats.recorded_at DESC))[1]
+            AS queue_size,
+        sum(upload_stats.wait_ms)
+            FILTER (WHERE upload_stats.recorded_at > now() - INTERVAL '1 minute')
+            AS wait_ms_of_a_minute,
+        percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
+            WITHIN GROUP (ORDER BY upload_stats.size_bytes) AS size_bytes_at,
+        percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
+            WITHIN GROUP (ORDER BY upload_stats.upload_ms) AS upload_ms_at,
+        percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
+            WITHIN GROUP (ORDER BY upload_stats.winning_attempt) AS winning_attempt_at,
+        percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
+            WITHIN GROUP (ORDER BY upload_stats.requests) AS requests_at,
+        percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
+            WITHIN GROUP (ORDER BY upload_stats.segments) AS segments_at,
+        percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
+            WITHIN GROUP (ORDER BY upload_stats.pool_wait_ms) AS pool_wait_ms_at
+    FROM cairn.upload_stats
+    WHERE upload_stats.job_id = j.job_id
+      AND upload_stats.checkpoint_id >= j.next_checkpoint_id - 1000
+    GROUP BY upload_stats.tm_id
+) AS latest ON latest.tm_id = u.tm_id
+CROSS JOIN LATERAL (
+    SELECT
+        single.metric,
+        single.kind,
+        CAST(NULL AS double precision) AS quantile,
+        CAST(single.value AS double precision) AS value
+    FROM (
+        VALUES
+            ('ChangelogStorage.numberOfUploadRequests', 'counter', u.requests),
+            ('ChangelogStorage.numberOfUploadFailures', 'counter', u.failed_uploads),
+            ('ChangelogStorage.uploadQueueSize', 'gauge', latest.queue_size),
+            ('changelogBusyTimeMsPerSecond', 'gauge', coalesce(latest.wait_ms_of_a_minute, 0) / 60)
+    ) AS single (metric, kind, value)
+    UNION ALL
+    SELECT h.metric, p.kind, p.quantile, p.value
+    FROM (
+        VALUES
+            ('ChangelogStorage.uploadSizes', 1, u.size_bytes, latest.size_bytes_at),
+            ('ChangelogStorage.uploadLatenciesNanos', 1000000, u.upload_ms, latest.upload_ms_at),
+            ('ChangelogStorage.attemptsPerUpload', 1, u.winning_attempt, latest.winning_attempt_at),
+            ('ChangelogStorage.totalAttemptsPerUpload', 1, u.requests, latest.requests_at),
+            ('ChangelogStorage.uploadBatchSizes', 1, u.segments, latest.segments_at),
+            ('FilePool.waitMillis', 1, u.pool_wait_ms, latest.pool_wait_ms_at)
+    ) AS h (metric, unit, total, at)
+    CROSS JOIN LATERAL (
+        SELECT
+            'quantile' AS kind,
+            q.quantile,
+            q.value * h.unit AS value
+        FROM unnest(
+            CAST(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999] AS double precision[]), h.at
+        ) AS q (quantile, value)
+        UNION ALL
+        SELECT 'sum', NULL, CAST(h.total * h.unit AS double precision)
+        UNION ALL
+        SELECT 'count', NULL, CAST(u.commits AS double precision)
+    ) AS p
+) AS m
+WHERE m.value IS NOT NULL
+UNION ALL
+SELECT
+    j.job_id,
+    j.name,
+    NULL,
+    s.subtask,
+    m.metric,
+    m.kind,
+    NULL,
+    CAST(m.value AS double precision)
+FROM cairn.jobs AS j
+CROSS JOIN LATERAL (
+    SELECT
+        b.subtask,
+        count(*) AS started,
+        count(*) FILTER (WHERE b.finished_at IS NOT NULL AND b.error IS NULL) AS completed,
+        count(b.error) AS failed,
+        sum(b.size_bytes) AS size_bytes,
+        (array_agg(round(extract(EPOCH FROM b.finished_at - b.started_at) * 1000)
+            ORDER BY b.started_at DESC)
+            FILTER (WHERE b.finished_at IS NOT NULL AND b.error IS NULL))[1] AS last_duration_ms,
+        (array_agg(b.size_bytes ORDER BY b.started_at DESC)
+            FILTER (WHERE b.kind = 'keyed_full'))[1] AS last_full_bytes,
+        (array_agg(b.size_bytes ORDER BY b.started_at DESC)
+            FILTER (WHERE b.kind = 'keyed_increment'))[1] AS last_increment_bytes
+    FROM cairn.materializations AS b
+    WHERE b.job_id = j.job_id
+      AND b.epoch = j.current_epoch
+    GROUP BY b.subtask
+) AS s
+CROSS JOIN LATERAL (
+    VALUES
+        ('ChangelogMaterialization.startedMaterialization', 'counter', s.started),
+        ('ChangelogMaterialization.completedMaterialization', 'counter', s.completed),
+        ('ChangelogMaterialization.failedMaterialization', 'counter', s.failed),
+        ('ChangelogMaterialization.lastDurationOfMaterialization', 'gauge', s.last_duration_ms),
+        ('ChangelogStateBackend.lastFullSizeOfMaterialization', 'gauge', s.last_full_bytes),
+        ('ChangelogStateBackend.lastIncSizeOfMaterialization', 'gauge', s.last_increment_bytes),
+        ('Storage.rewriteBytes', 'counter', s.size_bytes)
+) AS m (metric, kind, value)
+WHERE m.value IS NOT NULL
+UNION ALL
+SELECT
+    j.job_id,
+    j.name,
+    NULL,
+    s.subtask,
+    m.metric,
+    'gauge',
+    NULL,
+    CAST(m.value AS double precision)
+FROM cairn.jobs AS j
+CROSS JOIN LATERAL (
+    SELECT max(checkpoints.checkpoint_id) AS checkpoint_id
+    FROM cairn.checkpoints
+    WHERE checkpoints.job_id = j.job_id
+      AND checkpoints.status IN ('COMPLETED', 'CONFIRMED')
+) AS newest
+CROSS JOIN LATERAL (
+    SELECT
+        c.subtask,
+        sum(c.size_bytes) AS size_bytes,
+        sum(c.size_bytes) FILTER (WHERE c.is_new) AS new_bytes
+    FROM (
+        SELECT
+            segments.subtask,
+            segments.size_bytes,
+            segments.first_checkpoint = newest.checkpoint_id AS is_new
+        FROM cairn.segments
+        WHERE segments.job_id = j.job_id
+          AND segments.kind = 'changelog'
+          AND segments.status = 'LIVE'
+          AND segments.first_checkpoint <= newest.checkpoint_id
+          AND (
+            segments.released_checkpoint IS NULL
+            OR segments.released_checkpoint > newest.checkpoint_id
+        )
+        UNION ALL
+        SELECT subtask_acks.subtask, 0, TRUE
+        FROM cairn.subtask_acks
+        WHERE subtask_acks.job_id = j.job_id
+          AND subtask_acks.checkpoint_id = newest.checkpoint_id
+    ) AS c
+    GROUP BY c.subtask
+) AS s
+CROSS JOIN LATERAL (
+    VALUES
+        ('ChangelogStateBackend.lastFullSizeOfNonMaterialization', s.size_bytes),
+        ('ChangelogStateBackend.lastIncSizeOfNonMaterialization', s.new_bytes)
+) AS m (metric, value)
+WHERE m.value IS NOT NULL

@@ -1,0 +1,221 @@
+"""Segments that are part of one checkpoint: operator lists and channel state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import IntegrityError
+
+from cairn.handles import PinKind, SegmentHandle, SegmentKind
+from cairn.keygroups import KeyGroupRange
+from metastore.acks import Ack
+from metastore.bases import replay_of
+from metastore.batches import begin_batch
+from metastore.checkpoints import lists_at
+from metastore.files import WrittenFile
+from metastore.pins import pin_checkpoint, remove_pins
+from metastore.upkeep import read_snapshot
+from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps
+
+
+@pytest.fixture
+def steps(shared_metastore_url: str, tmp_storage: str) -> Steps:
+    return Steps(shared_metastore_url, tmp_storage)
+
+
+def id_of(ack: Ack) -> str:
+    return ack.segments[1].segment_id
+
+
+def lists(steps: Steps, checkpoint_id: int) -> dict[int, str]:
+    """Returns the ids of a checkpoint's operator segments by subtask."""
+    found = steps.run(lambda c: lists_at(c, steps.job_id, checkpoint_id))
+    return {subtask: handle.segment_id for subtask, handle in found.items()}
+
+
+def status(steps: Steps, segment_id: str) -> str:
+    [(found,)] = steps.sql(
+        "SELECT status FROM cairn.segments WHERE segment_id = :id", id=UUID(segment_id)
+    )
+    return str(found)
+
+
+def pin(steps: Steps, checkpoint_id: int) -> UUID:
+    def work(connection: Connection) -> UUID:
+        return pin_checkpoint(
+            connection, steps.name, checkpoint_id, pin_id=uuid4(), kind=PinKind.PIN, name=None
+        ).pin_id
+
+    return steps.run(work)
+
+
+def batch_with_lists(steps: Steps, epoch: int, batch_id: int) -> tuple[int, list[Ack]]:
+    batch = steps.ref(epoch, batch_id)
+    checkpoint_id = steps.begin(batch).checkpoint_id
+    subtasks = range(steps.parallelism[epoch])
+    return checkpoint_id, [steps.ack_with_lists(batch, checkpoint_id, s)[0] for s in subtasks]
+
+
+def test_lists_are_part_of_their_checkpoint_and_of_no_other(steps: Steps) -> None:
+    epoch = steps.register()
+    first, of_first = batch_with_lists(steps, epoch, 0)
+    second, of_second = batch_with_lists(steps, epoch, 1)
+    third = steps.whole_batch(epoch, 2)
+    assert lists(steps, first) == {0: id_of(of_first[0]), 1: id_of(of_first[1])}
+    assert lists(steps, second) == {0: id_of(of_second[0]), 1: id_of(of_second[1])}
+    assert lists(steps, third) == {}
+
+
+def test_nothing_that_replays_keyed_state_sees_them(steps: Steps) -> None:
+    epoch = steps.register()
+    checkpoint_id, acks = batch_with_lists(steps, epoch, 0)
+    begun = steps.begin(steps.ref(epoch, 1))
+    changelog = {ack.segments[0].segment_id for ack in acks}
+    assert set(steps.segments(checkpoint_id)) == changelog
+    assert begun.parent is not None
+    of_parent = [s for ack in begun.parent.acks.values() for s in ack.segments]
+    assert {segment.segment_id for segment in of_parent} == changelog
+    everything = KeyGroupRange(0, MAX_PARALLELISM)
+    replay = steps.run(lambda c: replay_of(c, steps.job_id, checkpoint_id, everything))
+    assert {change.segment_id for change in replay.changes} == changelog
+
+
+def test_bases_release_no_lists(steps: Steps) -> None:
+    epoch = steps.register()
+    checkpoint_id, acks = batch_with_lists(steps, epoch, 0)
+    batch = steps.ref(epoch, 1)
+    steps.begin(batch)
+    steps.install(batch, steps.base(batch, checkpoint_id, (0, MAX_PARALLELISM)))
+    released = dict(
+        steps.sql("SELECT segment_id, released_checkpoint FROM cairn.segments WHERE job_id = :job")
+    )
+    for ack in acks:
+        assert released[UUID(ack.segments[0].segment_id)] == checkpoint_id + 2
+        assert released[UUID(id_of(ack))] == checkpoint_id + 1
+
+
+def test_a_parent_comes_with_its_lists_only_where_they_are_asked_for(steps: Steps) -> None:
+    epoch = steps.register()
+    _, acks = batch_with_lists(steps, epoch, 0)
+    batch = steps.ref(epoch, 1)
+    plain = steps.begin(batch).parent
+    asked = steps.run(lambda c: begin_batch(c, batch, with_lists=True)).parent
+    assert plain is not None
+    assert asked is not None
+    assert plain.lists == {}
+    assert {s: handle.segment_id for s, handle in asked.lists.items()} == {
+        ack.subtask: id_of(ack) for ack in acks
+    }
+
+
+def test_a_later_attempt_replaces_the_earlier_ones_lists_and_a_zombie_none(steps: Steps) -> None:
+    batch = steps.ref(steps.register(parallelism=1), 0)
+    steps.begin(batch)
+    early, early_file = steps.ack_with_lists(batch, 1, 0, task_attempt=2)
+    late, _ = steps.ack_with_lists(batch, 1, 0, task_attempt=3)
+    steps.ack_with_lists(batch, 1, 0, task_attempt=1)
+    assert lists(steps, 1) == {0: id_of(late)}
+    assert status(steps, id_of(early)) == "DEAD"
+    assert steps.file_facts(early_file) == ("SEALED", 0, 0)
+
+
+def test_a_later_attempt_without_lists_leaves_none(steps: Steps) -> None:
+    batch = steps.ref(steps.register(parallelism=1), 0)
+    steps.begin(batch)
+    steps.ack_with_lists(batch, 1, 0, task_attempt=1)
+    steps.ack(batch, 1, 0, task_attempt=2)
+    assert lists(steps, 1) == {}
+
+
+def test_an_ack_whose_answer_was_lost_changes_nothing_the_second_time(steps: Steps) -> None:
+    batch = steps.ref(steps.register(parallelism=1), 0)
+    steps.begin(batch)
+    ack, file = steps.ack_with_lists(batch, 1, 0)
+    before = steps.dump()
+    steps.commit(batch, 1, [ack], file)
+    assert steps.dump() == before
+
+
+def test_lists_of_an_aborted_checkpoint_die_with_it(steps: Steps) -> None:
+    first = steps.register()
+    confirmed, kept = batch_with_lists(steps, first, 0)
+    aborted, lost = batch_with_lists(steps, first, 1)
+    second = steps.ref(steps.register(parallelism=3), 1)
+    begun = steps.run(lambda c: begin_batch(c, second, with_lists=True))
+    assert lists(steps, aborted) == {}
+    assert [status(steps, id_of(ack)) for ack in lost] == ["DEAD", "DEAD"]
+    assert begun.parent is not None
+    assert begun.parent.checkpoint_id == confirmed
+    assert {s: handle.segment_id for s, handle in begun.parent.lists.items()} == {
+        ack.subtask: id_of(ack) for ack in kept
+    }
+
+
+def test_cleanup_takes_lists_with_their_checkpoint_and_not_before(steps: Steps) -> None:
+    epoch = steps.register()
+    made = [batch_with_lists(steps, epoch, batch_id) for batch_id in range(5)]
+    pinned, _ = made[0]
+    pin_id = pin(steps, pinned)
+    steps.clean()
+    kept = [checkpoint_id for checkpoint_id, _ in made if lists(steps, checkpoint_id)]
+    assert kept == [1, 3, 4, 5], "the pinned one, two that are confirmed, and the newest"
+    [other] = [acks for checkpoint_id, acks in made if checkpoint_id == 2]
+    assert {status(steps, id_of(ack)) for ack in other} == {"DEAD"}
+    steps.run(lambda c: remove_pins(c, steps.name, [pin_id]))
+    steps.clean()
+    assert lists(steps, pinned) == {}
+    assert {status(steps, id_of(ack)) for ack in made[0][1]} == {"DEAD"}
+
+
+def test_segments_of_pinned_checkpoints_hide_nothing_that_can_go(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metastore.upkeep.PLAN_ROWS", 4)
+    epoch = steps.register()
+    made = [batch_with_lists(steps, epoch, batch_id) for batch_id in range(8)]
+    for checkpoint_id in (1, 2, 3):
+        pin(steps, checkpoint_id)
+    steps.clean()
+    kept = [checkpoint_id for checkpoint_id, _ in made if lists(steps, checkpoint_id)]
+    assert kept == [1, 2, 3, 6, 7, 8]
+    assert read_snapshot(steps.url, steps.name, timeout_ms=10_000).segments != ()
+
+
+def place(steps: Steps, *handles: SegmentHandle) -> None:
+    batch = steps.ref(1, 0)
+    file: WrittenFile = replace(steps.intend(batch), size_bytes=len(handles) * SIZE_BYTES)
+    steps.commit(batch, 1, [Ack(0, str(uuid4()), 1, 10, 5, handles)], file)
+
+
+@pytest.mark.parametrize("kind", [SegmentKind.OPERATOR, SegmentKind.CHANNEL])
+@pytest.mark.parametrize("released", [None, 3])
+def test_an_exclusive_segment_that_would_last_longer_is_refused(
+    steps: Steps, kind: SegmentKind, released: Any
+) -> None:
+    steps.begin(steps.ref(steps.register(parallelism=1), 0))
+    handle = replace(steps.lists(1, 1, 0, 0), kind=kind, released_checkpoint=released)
+    with pytest.raises(IntegrityError, match="ck_segments__exclusive_to_one"):
+        place(steps, handle)
+
+
+def test_a_subtask_has_one_segment_of_lists_in_a_checkpoint(steps: Steps) -> None:
+    steps.begin(steps.ref(steps.register(parallelism=1), 0))
+    with pytest.raises(IntegrityError, match="uq_segments__operator"):
+        place(steps, steps.lists(1, 1, 0, 0), steps.lists(1, 1, 0, SIZE_BYTES))
+
+
+def test_channel_state_dies_with_its_attempt_and_is_not_replayed(steps: Steps) -> None:
+    batch = steps.ref(steps.register(parallelism=1), 0)
+    steps.begin(batch)
+    channels = [
+        replace(steps.lists(1, 1, 0, place * SIZE_BYTES), kind=SegmentKind.CHANNEL)
+        for place in range(2)
+    ]
+    place(steps, *channels)
+    assert steps.segments(1) == []
+    steps.ack(batch, 1, 0, task_attempt=2)
+    assert {status(steps, one.segment_id) for one in channels} == {"DEAD"}
