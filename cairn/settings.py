@@ -28,7 +28,9 @@ class Settings:
     materialize_enabled: bool = True
     materialize_interval_ms: int = 600_000
     materialize_max_failures: int = 3
+    preemptive_persist_bytes: int = 5 << 20
     persist_delay_ms: int = 100
+    persist_size_bytes: int = 10 << 20
     merging_enabled: bool = True
     merges_across_checkpoints: bool = False
     max_file_bytes: int = 32 << 20
@@ -182,7 +184,17 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         _whole(1, 1000),
         "1 to 1000",
     ),
+    "cairn.changelog.dstl.preemptive-persist-threshold": (
+        "preemptive_persist_bytes",
+        _size_bytes(1 << 10),
+        f"{_SIZE}, at least 1 kb",
+    ),
     "cairn.changelog.dstl.batch.persist-delay": ("persist_delay_ms", _duration_ms(0), _DURATION),
+    "cairn.changelog.dstl.batch.persist-size-threshold": (
+        "persist_size_bytes",
+        _size_bytes(1 << 10),
+        f"{_SIZE}, at least 1 kb",
+    ),
     "cairn.file-merging.enabled": ("merging_enabled", _switch, "true or false"),
     "cairn.file-merging.across-checkpoint-boundary": (
         "merges_across_checkpoints",

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import cairn.segments.format as segment_format
-from cairn.handles import SegmentKind
-from cairn.runtime.executor import TaskManager, write_whole
+from cairn.runtime.changelog import AttemptRef, Changelog
+from cairn.runtime.executor import TaskManager
 from cairn.runtime.group_commit import Running, ask, commit
 from cairn.runtime.group_files import Request, SubtaskPart
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.materializer import start_if_due
 from cairn.runtime.restore import parent_state
+from cairn.runtime.spool import SpooledSegment
 from cairn.state.view import Overlay
 from cairn.storage.store import ObjectStore
 from metastore.batches import BatchRef, BatchStart
@@ -31,8 +32,34 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Worked:
+    """A subtask that has been done: its changes are in its log, its operator lists in the spool."""
+
+    log: Changelog
+    given: Input
+    restore_ms: int
+    lists: tuple[SpooledSegment, ...] = ()
+
+    def part(self) -> SubtaskPart:
+        """Returns what is to be acknowledged; waits for an early upload that is under way.
+
+        Raises:
+            CairnError: see `Changelog.persist`.
+        """
+        given = self.given
+        return SubtaskPart(
+            self.log.subtask,
+            given.rows,
+            given.late_rows,
+            given.max_event_ms,
+            self.restore_ms,
+            (*self.log.persist(after=self.log.start), *self.lists),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
-    """What all steps of an attempt need."""
+    """What all steps of an attempt need. `early` uploads parts while their batch goes on."""
 
     manager: TaskManager
     store: ObjectStore
@@ -40,60 +67,55 @@ class Attempt:
     start: BatchStart
     task_attempt: int
     attempt_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    early: Executor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def running(self) -> Running:
-        """Marks the task as running while the context lasts."""
-        return Running(self.manager, self.start.checkpoint_id, self.attempt_id)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Marks the task as running while the context lasts; early uploads begin only in it."""
+        with Running(self.manager, self.start.checkpoint_id, self.attempt_id):
+            try:
+                yield
+            finally:
+                self.early.shutdown(wait=False, cancel_futures=True)
 
     def run_subtask(
-        self, subtask: int, given: Input, work: Callable[[LocalReader], Overlay]
-    ) -> SubtaskPart:
-        """Does one subtask: its parent's state, a materialisation's start, the work, the spool."""
+        self, subtask: int, given: Input, work: Callable[[LocalReader, Changelog], Overlay]
+    ) -> Worked:
+        """Does one subtask: its parent's state, a materialisation's start, the work, the spool.
+
+        `work` may append to the log what it takes from its overlay.
+        """
         began = time.monotonic()
         with parent_state(self.manager, self.store, subtask, self.start) as reader:
             restore_ms = round((time.monotonic() - began) * 1000)
-            start_if_due(self.manager, self.batch, self.start.clock, subtask)
-            overlay = work(reader)
-        return self.spool(subtask, overlay, given, restore_ms)
+            clock, weight = self.start.clock, reader.weight()
+            start_if_due(self.manager, self.batch, clock, subtask, weight)
+            log = self.open_log(subtask)
+            overlay = work(reader, log)
+        return self.spool(log, overlay, given, restore_ms)
 
-    def spool(
-        self, subtask: int, overlay: Overlay, given: Input, restore_ms: int = 0
-    ) -> SubtaskPart:
-        """Writes a subtask's changes to the spool."""
-        changes = overlay.changes()
-        size_bytes, sha256 = 0, ""
-        if changes.keys:
-            data = segment_format.encode(
-                changes.ops,
-                changes.keys,
-                changes.values,
-                metadata={
-                    "job": self.batch.job,
-                    "checkpoint": str(self.start.checkpoint_id),
-                    "subtask": str(subtask),
-                    "kind": SegmentKind.CHANGELOG.value,
-                },
-            )
-            size_bytes, sha256 = len(data), hashlib.sha256(data).hexdigest()
-            spooled = self.manager.spool_file(self.start.checkpoint_id, self.attempt_id, subtask)
-            write_whole(spooled, data)
-        return SubtaskPart(
-            subtask,
-            given.rows,
-            given.late_rows,
-            given.max_event_ms,
-            restore_ms,
-            size_bytes,
-            sha256,
-            len(changes.keys),
-        )
+    def open_log(self, subtask: int) -> Changelog:
+        """Returns the log of a subtask whose local state is the parent's: what led there goes."""
+        checkpoint_id = self.start.checkpoint_id
+        attempt = AttemptRef(self.manager, self.store, self.batch, checkpoint_id, self.attempt_id)
+        log = Changelog(attempt, subtask, self.early)
+        log.truncate(before=log.last_appended())
+        return log
 
-    def request(self, parts: Sequence[SubtaskPart]) -> Request:
+    def spool(self, log: Changelog, overlay: Overlay, given: Input, restore_ms: int = 0) -> Worked:
+        """Writes the rest of a subtask's changes to the spool."""
+        log.append(overlay.changes())
+        log.last_appended()
+        return Worked(log, given, restore_ms)
+
+    def request(self, worked: Sequence[Worked]) -> Request:
         """Returns the request to acknowledge the subtasks."""
-        return Request(self.start.checkpoint_id, self.attempt_id, self.task_attempt, tuple(parts))
+        # The newest first: its uploads wait the longest, and are taken back before they begin.
+        parts = tuple(one.part() for one in reversed(worked))
+        return Request(self.start.checkpoint_id, self.attempt_id, self.task_attempt, parts[::-1])
 
-    def commit(self, parts: Sequence[SubtaskPart]) -> None:
+    def commit(self, worked: Sequence[Worked]) -> None:
         """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""
-        request = self.request(parts)
+        request = self.request(worked)
         ask(self.manager, request)
         commit(self.manager, self.store, self.batch, request)

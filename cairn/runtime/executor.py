@@ -23,7 +23,7 @@ from cairn.runtime.run_plan import RunPlan
 from metastore.batches import BatchRef, BatchStart, begin_batch
 from metastore.engine import run_transaction
 
-_SHARED = ("spool", "running", "pending", "acked")
+_OF_BATCHES = ("running", "pending", "acked")
 
 
 class TaskManager:
@@ -43,7 +43,7 @@ class TaskManager:
         self.job_directory = Path(plan.settings.local_dir) / plan.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
         try:
-            for name in (*_SHARED, "pool"):
+            for name in (*_OF_BATCHES, "spool", "pool"):
                 (self.directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
@@ -57,9 +57,9 @@ class TaskManager:
         """Returns where a subtask keeps its LMDB environment; it outlives runs."""
         return self.job_directory / f"subtask-{subtask}-{self.plan.parallelism}"
 
-    def spool_file(self, checkpoint_id: int, attempt_id: str, subtask: int) -> Path:
-        """Returns where an attempt keeps a subtask's changelog segment until the next batch."""
-        return self.directory / "spool" / f"{checkpoint_id}-{attempt_id}-{subtask}.seg"
+    def spool_directory(self, subtask: int) -> Path:
+        """Returns where the executor keeps a subtask's segments, see `cairn.runtime.spool`."""
+        return self.directory / "spool" / str(subtask)
 
     def begin(self, batch: BatchRef) -> BatchStart:
         """Returns the batch's start: one transaction per executor, then a file."""
@@ -69,7 +69,7 @@ class TaskManager:
                 return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
             start = run_transaction(
                 self.plan.metastore_url,
-                lambda connection: begin_batch(connection, batch),
+                lambda connection: begin_batch(connection, batch, with_lists=self.plan.has_lists),
                 timeout_ms=self.plan.settings.metastore_timeout_ms,
                 what=f"begin batch {batch.batch_id} of job {batch.job}",
             )
@@ -111,11 +111,11 @@ class TaskManager:
             os.close(descriptor)
 
     def _tidy(self, start: BatchStart) -> None:
-        """Removes what no later batch reads: begun batches, spools, fenced runs' directories."""
+        """Removes what no later batch reads: begun batches, requests, fenced runs' directories."""
         for old in self.directory.glob("begun-*"):
             old.unlink()
         keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
-        for name in _SHARED:
+        for name in _OF_BATCHES:
             for old in (self.directory / name).iterdir():
                 if int(old.name.split("-")[0]) not in keep:
                     old.unlink(missing_ok=True)

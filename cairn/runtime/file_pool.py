@@ -42,7 +42,10 @@ class Slot:
 
 
 class FilePool:
-    """One task's share of the pool: the slots it has taken, until `held` closes."""
+    """One task's share of the pool: the slots it has taken, until `held` closes.
+
+    `waited_ms` is how long it has waited for its first one.
+    """
 
     def __init__(self, manager: TaskManager, held: ExitStack) -> None:
         settings = manager.plan.settings
@@ -52,6 +55,7 @@ class FilePool:
         self._keeps = settings.merges_files_across
         self._held = held
         self._slots: dict[int, Slot] = {}
+        self.waited_ms = 0
 
     def take(self, wanted: int) -> None:
         """Takes free slots, up to `wanted` in all; a blocking pool waits for its first one.
@@ -62,9 +66,13 @@ class FilePool:
             FencedError: a newer run has removed this run's directory.
         """
         self._take_free(wanted)
-        while self._blocks and not self._slots:
+        if self._slots or not self._blocks:
+            return
+        began = time.monotonic()
+        while not self._slots:
             time.sleep(_POLL_S)
             self._take_free(wanted)
+        self.waited_ms += round((time.monotonic() - began) * 1000)
 
     @property
     def writers(self) -> int:

@@ -97,9 +97,25 @@ def _gather(
                 checkpoint=request.checkpoint_id,
             )
         pool.take(1)
-        _wait_for_others(manager, request.checkpoint_id)
-        others = _waiting(manager, request, held)
-        return sorted([request, *others], key=lambda each: each.task_attempt)
+        return sorted(_collect(manager, request, held), key=lambda each: each.task_attempt)
+
+
+def _collect(manager: TaskManager, request: Request, held: ExitStack) -> list[Request]:
+    """Returns the requests to commit with one that is locked, locked too.
+
+    Waits for every running task of the batch to ask, at most `persist-delay`, and no longer once
+    `persist-size-threshold` bytes are to be written (FLIP-158, "Implementation notes").
+    """
+    settings = manager.plan.settings
+    give_up = time.monotonic() + settings.persist_delay_ms / 1000
+    found = {_request_file(manager, request): request}
+    while True:
+        is_last = time.monotonic() >= give_up or _all_have_asked(manager, request.checkpoint_id)
+        _take_waiting(manager, request.checkpoint_id, found, held)
+        size_bytes = sum(one.size_bytes for one in found.values())
+        if is_last or size_bytes >= settings.persist_size_bytes:
+            return list(found.values())
+        time.sleep(_POLL_S)
 
 
 def _request_file(manager: TaskManager, request: Request) -> Path:
@@ -110,31 +126,27 @@ def _receipt_file(manager: TaskManager, request: Request) -> Path:
     return manager.directory / "acked" / f"{request.checkpoint_id}-{request.attempt_id}"
 
 
-def _waiting(manager: TaskManager, request: Request, held: ExitStack) -> list[Request]:
-    """Returns the other requests for the checkpoint that nobody has locked yet, locked."""
-    found = []
-    for file in (manager.directory / "pending").glob(f"{request.checkpoint_id}-*"):
-        is_own = file == _request_file(manager, request)
-        if is_own or file.suffix == ".draft" or (manager.directory / "acked" / file.name).exists():
+def _take_waiting(
+    manager: TaskManager, checkpoint_id: int, found: dict[Path, Request], held: ExitStack
+) -> None:
+    """Adds the other requests for the checkpoint that nobody has locked, locked."""
+    for file in (manager.directory / "pending").glob(f"{checkpoint_id}-*"):
+        is_done = (manager.directory / "acked" / file.name).exists()
+        if file in found or file.suffix == ".draft" or is_done:
             continue
         if try_lock(file, held):
-            found.append(msgspec.msgpack.decode(file.read_bytes(), type=Request))
-    return found
+            found[file] = msgspec.msgpack.decode(file.read_bytes(), type=Request)
 
 
-def _wait_for_others(manager: TaskManager, checkpoint_id: int) -> None:
-    """Waits until every running task of the batch has asked too, at most `persist-delay`."""
-    give_up = time.monotonic() + manager.plan.settings.persist_delay_ms / 1000
-    while time.monotonic() < give_up:
-        ready = {
-            file.name.split("-", 1)[1]
-            for name in ("pending", "acked")
-            for file in (manager.directory / name).glob(f"{checkpoint_id}-*")
-        }
-        marks = (manager.directory / "running").glob(f"{checkpoint_id}-*")
-        if all(_attempt_and_pid(mark)[0] in ready or _is_dead(mark) for mark in marks):
-            return
-        time.sleep(_POLL_S)
+def _all_have_asked(manager: TaskManager, checkpoint_id: int) -> bool:
+    """Tells whether every running task of the batch has asked to be committed."""
+    ready = {
+        file.name.split("-", 1)[1]
+        for name in ("pending", "acked")
+        for file in (manager.directory / name).glob(f"{checkpoint_id}-*")
+    }
+    marks = (manager.directory / "running").glob(f"{checkpoint_id}-*")
+    return all(_attempt_and_pid(mark)[0] in ready or _is_dead(mark) for mark in marks)
 
 
 def _attempt_and_pid(mark: Path) -> tuple[str, int]:

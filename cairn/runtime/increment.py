@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from cairn.runtime.local_store import LocalReader
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 
-Row = tuple[int, bytes, bytes | None]
-"""One change: its operation, the entry's key or the prefix, the value of a PUT."""
+_Change = tuple[int, bytes, bytes | None]
 
 
 def touched_by(changes: Iterable[Changes]) -> dict[int, set[tuple[bytes, bool]]]:
@@ -26,11 +25,16 @@ def touched_by(changes: Iterable[Changes]) -> dict[int, set[tuple[bytes, bool]]]
     return touched
 
 
-def net_changes(reader: LocalReader, touched: Collection[tuple[bytes, bool]]) -> Iterator[Row]:
-    """Yields what brings any older state of the touched entries to that of the snapshot.
+def net_changes(reader: LocalReader, touched: Collection[tuple[bytes, bool]]) -> Changes:
+    """Returns what brings any older state of the touched entries to that of the snapshot, by key.
 
-    A deleted prefix comes with all that the snapshot has under it. In no order.
+    A deleted prefix comes with all that the snapshot has under it.
     """
+    rows = sorted(_net_changes(reader, touched), key=lambda row: (row[1], row[0] != DELETE_PREFIX))
+    return Changes(*map(list, zip(*rows, strict=True))) if rows else Changes([], [], [])
+
+
+def _net_changes(reader: LocalReader, touched: Collection[tuple[bytes, bool]]) -> Iterator[_Change]:
     prefixes = _outermost(key for key, is_prefix in touched if is_prefix)
     for prefix in prefixes:
         yield DELETE_PREFIX, prefix, None

@@ -26,8 +26,8 @@ from cairn.runtime.run_plan import InitialRows, RunPlan
 from cairn.runtime.spill import Output, SpillDirectory
 from cairn.storage import open_store
 from cairn.storage.store import ObjectStore
-from metastore.acks import IntendedFile, intend_initial_rows
 from metastore.engine import run_transaction
+from metastore.files import IntendedFile, intend_initial_rows
 
 _WRITTEN = "subtask int, path string, size_bytes long, sha256 string"
 

@@ -11,9 +11,11 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import lmdb
@@ -27,15 +29,18 @@ from cairn.state.view import DELETE, PUT, Changes
 MAP_SIZE_BYTES = 1 << 36
 """Most local state of one subtask. Address space, not disk: the file grows with what is in it."""
 
-_KEY_FORM = "2"
+_KEY_FORM = "3"
 """Of how keys are stored, see `_stored_key`. Another one is not readable by this code."""
-_POSITION_KEY = b"\xff\xff"
+_POSITION_KEY = b"\x00"
+"""Before every entry's, so that entries can be appended behind the last one."""
 _KEY_LIMIT_BYTES = 511
 """LMDB's. Only a key that ends in a hash is as long as this."""
 _HASH_BYTES = 32
 _HEAD_BYTES = _KEY_LIMIT_BYTES - _HASH_BYTES
 _PREFIX_LIMIT_BYTES = 400
 """Of a prefix that is stored as it is. Leaves room for 79 bytes of the suffix before a hash."""
+_ENTRIES_PER_PAGE = 10_000
+_NO_VALUE = "a put without a value"
 _LONGEST_GROUPING_KEY = (_PREFIX_LIMIT_BYTES - PREFIX_HEAD_BYTES).to_bytes(4, "big")
 
 
@@ -51,6 +56,14 @@ class Position:
     checkpoint_id: int
     lineage: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """About how many bytes a restore of a subtask would read: its bases, and what is on top."""
+
+    base_bytes: int = 0
+    change_bytes: int = 0
 
 
 class LocalStore:
@@ -74,6 +87,7 @@ class LocalStore:
                 "it is rebuilt from the checkpoint",
                 file=str(directory),
             ) from error
+        self._entries = self._env.open_db()
         self._env.reader_check()
 
     @contextmanager
@@ -88,7 +102,7 @@ class LocalStore:
         self._env.reader_check()
         try:
             with self._env.begin(write=True) as transaction:
-                yield LocalWriter(transaction)
+                yield LocalWriter(transaction, self._entries)
         except (lmdb.DiskError, lmdb.MapFullError) as error:
             raise StorageError(
                 f"local state cannot be written: {error}. Free disk space, or set cairn.local-dir",
@@ -107,6 +121,11 @@ class LocalReader:
         """Returns which checkpoint's state this is; None for an empty environment."""
         data = self._transaction.get(_POSITION_KEY)
         return None if data is None else msgspec.msgpack.decode(data, type=Position)
+
+    def weight(self) -> Weight:
+        """Returns how much a restore of this state would read, as far as is known here."""
+        data = self._transaction.get(_POSITION_KEY)
+        return Weight() if data is None else msgspec.msgpack.decode(data, type=Weight)
 
     def _make_get(self) -> Callable[[bytes], bytes | None]:
         get: Callable[[bytes], bytes | None] = self._transaction.get
@@ -160,48 +179,91 @@ class LocalReader:
             return prefix + stored_key[len(start) :] if stored_key.startswith(start) else None
 
     def range(self, key_groups: KeyGroupRange) -> Iterator[tuple[bytes, bytes]]:
-        """Yields the entries of some key groups; sorted but for keys over LMDB's limit."""
-        lower, upper = key_group_bounds(key_groups)
+        """Yields the entries of some key groups; sorted but for keys over LMDB's limit.
+
+        Costs no calls in Python for each entry whose key is stored as it is.
+        """
+        return chain.from_iterable(self._pages(*key_group_bounds(key_groups)))
+
+    def _pages(self, lower: bytes, upper: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         with self._transaction.cursor() as cursor:
-            if cursor.set_range(lower):
-                for key, value in cursor.iternext():
-                    if key >= upper:
-                        return
-                    yield _real(key, value)
+            entries = cursor.iternext() if cursor.set_range(lower) else iter(())
+            while page := list(islice(entries, _ENTRIES_PER_PAGE)):
+                is_last = page[-1][0] >= upper
+                if is_last:
+                    page = page[: bisect_left(page, (upper,))]
+                yield page if _are_real([key for key, _ in page]) else [_real(*e) for e in page]
+                if is_last:
+                    return
 
 
 class LocalWriter:
     """Changes of the one write transaction."""
 
-    def __init__(self, transaction: lmdb.Transaction) -> None:
+    def __init__(self, transaction: lmdb.Transaction, entries: lmdb._Database) -> None:
         self._transaction = transaction
+        self._entries = entries
         self.reader = LocalReader(transaction)
 
-    def move_to(self, position: Position) -> None:
-        """Records which checkpoint's state the entries now are."""
-        self._transaction.put(_POSITION_KEY, msgspec.msgpack.encode(position))
+    def move_to(self, position: Position, weight: Weight | None = None) -> None:
+        """Records which checkpoint's state the entries now are, and its weight if that is new."""
+        kept = asdict(weight or self.reader.weight())
+        self._transaction.put(_POSITION_KEY, msgspec.msgpack.encode(asdict(position) | kept))
 
     def clear(self, key_groups: KeyGroupRange) -> None:
-        """Removes every entry of some key groups."""
+        """Removes every entry of some key groups; where there are no others, page by page."""
         lower, upper = key_group_bounds(key_groups)
         with self._transaction.cursor() as cursor:
-            found = cursor.set_range(lower)
-            while found and cursor.key() < upper:
-                found = cursor.delete()
+            if not cursor.set_range(lower) or cursor.key() >= upper:
+                return
+            has_before = cursor.prev() and cursor.key() != _POSITION_KEY
+            has_after = cursor.last() and cursor.key() >= upper
+            if has_before or has_after:
+                found = cursor.set_range(lower)
+                while found and cursor.key() < upper:
+                    found = cursor.delete()
+                return
+        position = self._transaction.get(_POSITION_KEY)
+        self._transaction.drop(self._entries, delete=False)
+        if position is not None:
+            self._transaction.put(_POSITION_KEY, position)
 
     def apply(self, changes: Changes) -> None:
-        """Applies a segment's changes in order."""
+        """Applies a segment's changes in order.
+
+        Raises:
+            ValueError: a put has no value.
+        """
+        keys, values = changes.keys, changes.values
         with self._transaction.cursor() as cursor:
-            if all(op == PUT for op in changes.ops):
-                cursor.putmulti(map(_stored, changes.keys, changes.values))
+            if not any(changes.ops):  # PUT is 0
+                _put_all(cursor, keys, values)
                 return
-            for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):
+            for op, key, value in zip(changes.ops, keys, values, strict=True):
                 if op == PUT:
                     cursor.put(*_stored(key, value))
                 elif op == DELETE:
                     self._transaction.delete(_stored_key(key))
                 else:
                     _delete_prefix(cursor, _stored_prefix(key))
+
+
+def _put_all(cursor: lmdb.Cursor, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+    """Puts entries, a base's into an empty range without a search for each one's place.
+
+    Nothing is done in Python for each entry whose key is stored as it is.
+    """
+    if None in values:
+        raise ValueError(_NO_VALUE)
+    if max(map(len, keys), default=0) > _PREFIX_LIMIT_BYTES:
+        cursor.putmulti(map(_stored, keys, values))
+        return
+    if keys and (not cursor.last() or cursor.key() < keys[0]):
+        _, added = cursor.putmulti(zip(keys, values, strict=True), append=True)
+        if added == len(keys):
+            return
+        # LMDB has left out the keys that were not in order.
+    cursor.putmulti(zip(keys, values, strict=True))
 
 
 def _delete_prefix(cursor: lmdb.Cursor, start: bytes) -> None:
@@ -238,7 +300,7 @@ def _stored_key(key: bytes) -> bytes:
 def _stored(key: bytes, value: bytes | None) -> tuple[bytes, bytes]:
     """Returns an entry as LMDB has it: where another key stands for its own, the value has it."""
     if value is None:
-        raise ValueError("a put without a value")
+        raise ValueError(_NO_VALUE)
     if len(key) <= _PREFIX_LIMIT_BYTES:
         return key, value
     stored_key = _stored_key(key)
@@ -252,10 +314,19 @@ def _unpack(data: bytes) -> tuple[bytes, bytes]:
     return data[4:end], data[end:]
 
 
+def _is_real(stored_key: bytes) -> bool:
+    return len(stored_key) < _KEY_LIMIT_BYTES and stored_key[4:8] <= _LONGEST_GROUPING_KEY
+
+
+def _are_real(stored_keys: Sequence[bytes]) -> bool:
+    """Tells whether all keys are stored as they are."""
+    longest = max(map(len, stored_keys), default=0)
+    longest_grouping_key = max([key[4:8] for key in stored_keys], default=b"")
+    return longest < _KEY_LIMIT_BYTES and longest_grouping_key <= _LONGEST_GROUPING_KEY
+
+
 def _real(stored_key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    if len(stored_key) < _KEY_LIMIT_BYTES and stored_key[4:8] <= _LONGEST_GROUPING_KEY:
-        return stored_key, value
-    return _unpack(value)
+    return (stored_key, value) if _is_real(stored_key) else _unpack(value)
 
 
 _open: dict[tuple[int, Path], LocalStore] = {}

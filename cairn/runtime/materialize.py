@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import cairn.segments.format as segment_format
+from cairn.errors import RefusedError
 from cairn.handles import Scope, SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import exclusive_file, shared_file
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.file_pool import Slot, shared_slot
-from cairn.runtime.increment import Row, net_changes, touched_by
+from cairn.runtime.increment import net_changes, touched_by
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.merging import OpenFile, fill_files, is_full
 from cairn.runtime.physical_files import FileWrite, write_files
@@ -27,21 +28,21 @@ from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.uploads import Target
 from cairn.segments.reader import read_segments
 from cairn.settings import Settings
-from cairn.state.view import DELETE_PREFIX, PUT, Changes
+from cairn.state.view import PUT, Changes
 from cairn.storage.store import ObjectStore
-from metastore.acks import WrittenFile
 from metastore.bases import Replay, install, replay_of
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
+from metastore.files import WrittenFile
 from metastore.materializations import Materialized
 
 CHUNK_BYTES = 32 << 20
 """About how much of the state one segment holds; a key group is never split."""
 FULL_FROM_SHARE = 0.25
-"""What is replayed on top of the bases, as a share of their bytes, from which on a full one pays.
+"""What may be on top of the bases before the next materialisation, as a share of their bytes.
 
-An increment is written again with each materialisation until then, so this bounds both what a
-restore reads beyond the state itself and what an increment costs.
+An increment is written again with each materialisation until it would be more, so this bounds both
+what a restore reads beyond the state itself and what an increment costs.
 """
 
 
@@ -117,18 +118,21 @@ def _increment(
     reader: LocalReader, store: ObjectStore, job: str, replay: Replay, key_groups: KeyGroupRange
 ) -> Iterator[Chunk]:
     segments = read_segments(store, replay.changes, job=job, key_groups=key_groups)
-    touched = touched_by(changes for _, parts in segments for changes in parts)
-    rows = ((g, net_changes(reader, touched.get(g, ()))) for g in _each(key_groups))
-    return _chunked(key_groups, rows, CHUNK_BYTES)
+    touched = touched_by(changes for _, changes in segments)
+    changes = (net_changes(reader, touched.get(group, ())) for group in _each(key_groups))
+    return _chunked(key_groups, changes, CHUNK_BYTES)
 
 
 def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
     """Yields the state in chunks that together cover all the key groups, empty ones too."""
-    rows = (
-        (g, ((PUT, *entry) for entry in reader.range(KeyGroupRange(g, g + 1))))
-        for g in _each(key_groups)
-    )
-    return _chunked(key_groups, rows, chunk_bytes)
+    changes = (_all_of(reader, KeyGroupRange(group, group + 1)) for group in _each(key_groups))
+    return _chunked(key_groups, changes, chunk_bytes)
+
+
+def _all_of(reader: LocalReader, key_groups: KeyGroupRange) -> Changes:
+    entries = sorted(reader.range(key_groups))
+    keys, values = map(list, zip(*entries, strict=True)) if entries else ([], [])
+    return Changes([PUT] * len(keys), keys, values)
 
 
 def _each(key_groups: KeyGroupRange) -> range:
@@ -136,38 +140,26 @@ def _each(key_groups: KeyGroupRange) -> range:
 
 
 def _chunked(
-    key_groups: KeyGroupRange,
-    rows_by_group: Iterable[tuple[int, Iterable[Row]]],
-    chunk_bytes: int,
+    key_groups: KeyGroupRange, by_key_group: Iterable[Changes], chunk_bytes: int
 ) -> Iterator[Chunk]:
-    start, rows, size_bytes = key_groups.start, list[Row](), 0
-    for key_group, rows_of_group in rows_by_group:
-        for row in rows_of_group:
-            rows.append(row)
-            size_bytes += len(row[1]) + len(row[2] or b"")
-        if size_bytes >= chunk_bytes or key_group + 1 == key_groups.end:
-            rows.sort(key=lambda row: (row[1], row[0] != DELETE_PREFIX))
-            changes = Changes(*map(list, zip(*rows, strict=True))) if rows else Changes([], [], [])
-            yield Chunk(KeyGroupRange(start, key_group + 1), changes)
-            start, rows, size_bytes = key_group + 1, [], 0
+    """Yields what replaces or changes each of the key groups, some of them at a time."""
+    start, chunk, size_bytes = key_groups.start, Changes([], [], []), 0
+    for end, changes in enumerate(by_key_group, start=start + 1):
+        chunk.ops.extend(changes.ops)
+        chunk.keys.extend(changes.keys)
+        chunk.values.extend(changes.values)
+        size_bytes += changes.size_bytes
+        if size_bytes >= chunk_bytes or end == key_groups.end:
+            yield Chunk(KeyGroupRange(start, end), chunk)
+            start, chunk, size_bytes = end, Changes([], [], []), 0
 
 
 def _encode(
     plan: RunPlan, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
 ) -> Encoded:
-    changes = chunk.changes
-    data = segment_format.encode(
-        changes.ops,
-        changes.keys,
-        changes.values,
-        metadata={
-            "job": plan.job,
-            "checkpoint": str(as_of_checkpoint),
-            "subtask": str(subtask),
-            "kind": kind.value,
-        },
-    )
-    return Encoded(chunk.key_groups, len(changes), data)
+    metadata = segment_format.segment_metadata(plan.job, as_of_checkpoint, subtask, kind)
+    data = segment_format.encode(chunk.changes, metadata=metadata)
+    return Encoded(chunk.key_groups, len(chunk.changes), data)
 
 
 def _write_all(
@@ -183,8 +175,16 @@ def _write_all(
     """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
     goes_on = slot.give_up() if slot is not None else None
     written: list[tuple[WrittenFile, SegmentHandle]] = []
+    write = partial(_write, manager, store, batch, subtask, kind)
     for file in fill_files(segments, lambda s: len(s.data), manager.plan.settings, goes_on):
-        written += _write(manager, store, batch, subtask, kind, file, as_of_checkpoint, goes_on)
+        try:
+            written += write(file, as_of_checkpoint, goes_on)
+        except RefusedError:
+            # Nothing of it has a handle. Cleanup may have deleted the file that was to go on, once
+            # another executor's bases replaced all that is in it.
+            if goes_on is None:
+                raise
+            written += write(file, as_of_checkpoint, None)
         goes_on = None
     return written
 

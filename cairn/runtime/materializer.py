@@ -1,13 +1,15 @@
 """Materialisation off the batch path: a process of its own, started by the task that finds it due.
 
 It is not the task's own process, because that would share Python's interpreter lock with the next
-batch. It belongs to the executor's process group, so it goes when the executor does.
+batch. It runs when no batch wants the processor, unless that is never. It belongs to the executor's
+process group, so it goes when the executor does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import subprocess
@@ -21,18 +23,35 @@ from pathlib import Path
 import msgspec
 from sqlalchemy import Connection
 
-from cairn.errors import CairnError, FencedError, StorageError
+from cairn.errors import (
+    CairnError,
+    FencedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
+from cairn.handles import SegmentKind
 from cairn.runtime.executor import TaskManager, write_whole
-from cairn.runtime.local_store import open_local
-from cairn.runtime.materialize import materialize
+from cairn.runtime.local_store import LocalStore, Weight, open_local
+from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
 from cairn.runtime.run_plan import RunPlan
+from cairn.settings import Settings
 from cairn.storage import open_store
 from metastore.batches import BatchRef, Clock
 from metastore.engine import run_transaction
-from metastore.materializations import record_end, record_start
+from metastore.materializations import Materialized, record_end, record_start
 
-_NICENESS = 10
-"""Batches come first where cores are few."""
+LIGHT_BYTES = 64 << 20
+"""What a restore may read on top of bases of any size: no reason to materialise before its time."""
+TIMES_AS_OFTEN = 10
+"""As the interval says, a subtask is materialised where more than `FULL_FROM_SHARE` is on top."""
+
+LEAST_PATIENCE_S = 60
+_PATIENT = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); signal.alarm({seconds})"
+"""Before its imports, which cost a second of CPU. The alarm kills it."""
+_INSISTING = "os.nice(10)"
+_PROGRAM = "import os, signal; {priority}; import cairn.runtime.materializer as m; m.main()"
+
 _KILLED = "it ended without saying why, as a killed process does"
 
 _log = logging.getLogger(__name__)
@@ -59,6 +78,8 @@ class Progress:
     failures: int = 0
     """In a row, since then."""
     error: str = ""
+    is_final: bool = False
+    """Whether the last failure was one that trying again cannot mend."""
 
 
 def is_due(clock: Clock, last_ms: int, *, subtask: int, parallelism: int, interval_ms: int) -> bool:
@@ -72,12 +93,25 @@ def is_due(clock: Clock, last_ms: int, *, subtask: int, parallelism: int, interv
     return (clock.now_ms - phase_ms) // interval_ms > (last_ms - phase_ms) // interval_ms
 
 
-def start_if_due(manager: TaskManager, batch: BatchRef, clock: Clock, subtask: int) -> None:
+def interval_ms(settings: Settings, weight: Weight) -> int:
+    """Returns how often a subtask is due: more often where a restore would read too much."""
+    most_bytes = max(LIGHT_BYTES, FULL_FROM_SHARE * weight.base_bytes)
+    times = TIMES_AS_OFTEN if weight.change_bytes > most_bytes else 1
+    return max(1, settings.materialize_interval_ms // times)
+
+
+def start_if_due(
+    manager: TaskManager, batch: BatchRef, clock: Clock, subtask: int, weight: Weight
+) -> None:
     """Starts a process that materialises a subtask, if that is due and none does it already.
+
+    `weight` is that of its local state.
 
     Raises:
         StorageError: it has failed `cairn.changelog.max-failures-allowed` times in a row. A restart
             counts from the start.
+        RefusedError: it has failed in a way that trying again cannot mend; so does every attempt
+            until a restart.
     """
     plan, settings = manager.plan, manager.plan.settings
     is_due_since = partial(
@@ -85,7 +119,7 @@ def start_if_due(manager: TaskManager, batch: BatchRef, clock: Clock, subtask: i
         clock,
         subtask=subtask,
         parallelism=plan.parallelism,
-        interval_ms=settings.materialize_interval_ms,
+        interval_ms=interval_ms(settings, weight),
     )
     base_ms = clock.base_made_ms.get(plan.key_groups(subtask).start, 0)
     if not settings.materialize_enabled or not is_due_since(base_ms):
@@ -94,22 +128,30 @@ def start_if_due(manager: TaskManager, batch: BatchRef, clock: Clock, subtask: i
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         progress = _progress(manager, subtask)
-        if progress.failures >= settings.materialize_max_failures:
-            _record(manager, subtask, Progress(progress.done_ms))
-            raise StorageError(
-                f"subtask {subtask} could not be materialised {progress.failures} times in a row, "
-                f"so its changelog grows. The last time: {progress.error}",
-                job=plan.job,
-            )
+        if progress.is_final or progress.failures >= settings.materialize_max_failures:
+            if not progress.is_final:
+                _record(manager, subtask, Progress(progress.done_ms))
+            raise _failed(plan.job, subtask, progress)
         if is_due_since(progress.done_ms):
             # Counted before it starts, so that one that is killed, or cannot start, counts too.
             failures = progress.failures + 1
             _record(manager, subtask, Progress(progress.done_ms, failures, _KILLED))
-            _start(Order(plan, manager.executor_root, batch, subtask, clock.now_ms), lock)
+            order = Order(plan, manager.executor_root, batch, subtask, clock.now_ms)
+            _start(order, lock, is_patient=not progress.failures)
     except BlockingIOError:
         return
     finally:
         os.close(lock)
+
+
+def _failed(job: str, subtask: int, progress: Progress) -> CairnError:
+    text = (
+        f"subtask {subtask} could not be materialised (failures in a row: {progress.failures}), "
+        "so its changelog grows."
+    )
+    if progress.is_final:
+        return RefusedError(f"{text} Trying again cannot help: {progress.error}", job=job)
+    return StorageError(f"{text} The last time: {progress.error}", job=job)
 
 
 def lock_file(manager: TaskManager, subtask: int) -> Path:
@@ -117,11 +159,20 @@ def lock_file(manager: TaskManager, subtask: int) -> Path:
     return manager.directory / f"materialize-{subtask}.lock"
 
 
-def _start(order: Order, lock: int) -> None:
-    """Starts the process; it inherits the lock, so there is no moment at which nobody holds it."""
+def _start(order: Order, lock: int, *, is_patient: bool) -> None:
+    """Starts the process; it inherits the lock, so there is no moment at which nobody holds it.
+
+    A patient one runs when nothing else wants a core, for half an interval at most: where cores are
+    always busy it would never end. The next one then insists on its share, as does any after one
+    that has failed.
+    """
+    priority = _INSISTING
+    if is_patient:
+        half_s = order.plan.settings.materialize_interval_ms // 2000
+        priority = _PATIENT.format(seconds=max(LEAST_PATIENCE_S, half_s))
     _started[:] = [process for process in _started if process.poll() is None]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cairn.runtime.materializer"],
+    process = subprocess.Popen(  # noqa: S603 - the program is ours, and the priority one of two
+        [sys.executable, "-c", _PROGRAM.format(priority=priority)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -152,24 +203,44 @@ def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
 def carry_out(order: Order) -> None:
     """Materialises a subtask and records how it went, here and in the metastore."""
     manager = TaskManager(order.plan, order.executor_root)
-    done_ms, failures = _progress(manager, order.subtask).done_ms, 0
+    before, after = _progress(manager, order.subtask), Progress(order.now_ms)
     made, error, materialization_id = None, None, uuid.uuid4()
     try:
         _in_metastore(
             order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
         )
-        with open_local(manager.subtask_directory(order.subtask)).read() as reader:
+        local = open_local(manager.subtask_directory(order.subtask))
+        with local.read() as reader:
+            weighed = reader.weight()
             store = open_store(order.plan.storage)
             made = materialize(manager, store, order.batch, order.subtask, reader)
-        done_ms = order.now_ms
+        _weigh(local, weighed, made)
     except FencedError as fenced:
         _log.info("materialisation of subtask %d stopped: %s", order.subtask, fenced)
         return
     except CairnError as failed:
         _log.warning("materialisation of subtask %d failed: %s", order.subtask, failed)
-        failures, error = _progress(manager, order.subtask).failures, str(failed)
-    _record(manager, order.subtask, Progress(done_ms, failures, error or ""))
+        error = str(failed)
+        # What is not known to have been written is written again, to another file.
+        is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)
+        after = Progress(before.done_ms, before.failures, error, is_final)
+    _record(manager, order.subtask, after)
     _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
+
+
+def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
+    """Records what is left for a restore to read, with what came since the snapshot."""
+    with local.write() as writer:
+        position, now = writer.reader.position(), writer.reader.weight()
+        since_bytes = now.change_bytes - before.change_bytes
+        if position is None or since_bytes < 0:
+            return  # restored meanwhile, so it is known anew
+        weight = Weight(before.base_bytes, since_bytes)
+        if made is not None and made.kind is SegmentKind.KEYED_INCREMENT:
+            weight = Weight(before.base_bytes, made.size_bytes + since_bytes)
+        elif made is not None:
+            weight = Weight(made.size_bytes, since_bytes)
+        writer.move_to(position, weight)
 
 
 def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
@@ -183,9 +254,5 @@ def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
 
 def main() -> None:
     """Carries out the order on the standard input."""
-    os.nice(_NICENESS)
+    gc.disable()  # it would look at every entry of the state again and again, and find nothing
     carry_out(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order))
-
-
-if __name__ == "__main__":
-    main()

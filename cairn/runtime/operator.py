@@ -12,16 +12,20 @@ from pyspark import TaskContext
 
 from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.attempt import Attempt
+from cairn.runtime.attempt import Attempt, Worked
+from cairn.runtime.changelog import Changelog
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.initial import read_initial_rows, unpack
 from cairn.runtime.intake import Intake, subtasks_by_key_group
 from cairn.runtime.local_store import LocalReader
 from cairn.runtime.manifests import write_manifest_if_due
+from cairn.runtime.operator_state import ParentLists, spool_lists
+from cairn.runtime.pacing import Pacing
 from cairn.runtime.plan import Operator
 from cairn.runtime.processing import Share, process
 from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.spill import Output, SpillDirectory
+from cairn.state.operator_lists import Lists
 from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.view import NoState, Overlay
 from cairn.storage import open_store
@@ -57,31 +61,40 @@ def run_task(
         output = Output(spill, memory_bytes)
         with attempt.running():
             intake.read(batches)
+            parents = ParentLists(attempt)
             attempt.commit(
-                [
-                    attempt.run_subtask(
-                        subtask,
-                        intake.given(subtask),
-                        partial(_process, plan, operator, attempt, subtask, intake, output),
-                    )
-                    for subtask in subtasks
-                ]
+                [_run_subtask(operator, attempt, s, intake, output, parents) for s in subtasks]
             )
         if plan.settings.manifest_interval and context.partitionId() == 0:
             write_manifest_if_due(manager, attempt.store, start.parent)
         yield from output.read()
 
 
-def _process(
-    plan: RunPlan,
+def _run_subtask(
     operator: Operator,
     attempt: Attempt,
     subtask: int,
     intake: Intake,
     output: Output,
+    parents: ParentLists,
+) -> Worked:
+    lists = parents.of(subtask)
+    work = partial(_process, operator, attempt, subtask, intake, output, lists)
+    worked = attempt.run_subtask(subtask, intake.given(subtask), work)
+    return spool_lists(attempt, worked, lists)
+
+
+def _process(
+    operator: Operator,
+    attempt: Attempt,
+    subtask: int,
+    intake: Intake,
+    output: Output,
+    lists: Lists,
     reader: LocalReader,
+    log: Changelog,
 ) -> Overlay:
-    start = attempt.start
+    plan, start = attempt.manager.plan, attempt.start
     first_rows = [rows for rows in plan.initial_rows if rows.subtask == subtask]
     return process(
         operator,
@@ -91,6 +104,8 @@ def _process(
         initial=read_initial_rows(attempt.store, plan.job, first_rows) if not start.parent else [],
         rows=intake.parts(subtask),
         emit=partial(_emit, operator, start.late_watermark_ms, output),
+        pacing=partial(Pacing, log=log, threshold_bytes=plan.settings.preemptive_persist_bytes),
+        lists=lists,
     )
 
 

@@ -14,7 +14,7 @@ from cairn.runtime.executor import TaskManager
 from cairn.runtime.merging import OpenFile
 from cairn.runtime.uploads import Intent, Target, Uploaded, intend, upload
 from cairn.storage.store import ObjectStore
-from metastore.acks import WrittenFile
+from metastore.files import WrittenFile
 from metastore.uploads import UploadStats
 
 

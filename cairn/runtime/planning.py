@@ -202,6 +202,8 @@ def _register(
         metastore_url=url,
         settings=job.settings,
         tasks=min(job.parallelism, slots or job.parallelism),
+        split_lists=run.split_lists,
+        union_lists=run.union_lists,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +20,12 @@ from cairn.keygroups import KeyGroupRange
 from cairn.runtime.forms import Form, PandasForm, RowForm
 from cairn.runtime.grouping import KeyColumns
 from cairn.runtime.intake import Part
+from cairn.runtime.pacing import Pacing
 from cairn.runtime.plan import Operator
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import state_prefix
 from cairn.state.handle import StateHandle
+from cairn.state.operator_lists import Lists
 from cairn.state.timers import Timers
 from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.ttl import purge_expired
@@ -46,14 +49,20 @@ def process(
     initial: Iterable[Part],
     rows: Iterable[Part],
     emit: Callable[[pa.RecordBatch], None],
+    pacing: Callable[[Overlay], Pacing] | None = None,
+    lists: Lists | None = None,
 ) -> Overlay:
     """Runs a fresh processor over initial state rows, rows and due timers; returns the changes.
 
+    The subtask's operator lists are changed in place; None for empty ones that nobody reads later.
     Timers fire after all rows, in order of expiry: those that are due when the first one fires,
-    as in Spark. Then what has outlived its TTL is removed. `emit` takes the output as it comes.
+    as in Spark. Then what has outlived its TTL is removed. `emit` takes the output as it comes;
+    what `pacing` makes takes changes meanwhile, and the overlay has the rest.
     """
     overlay = Overlay(reader)
-    work = _Work(operator, share, overlay, times, emit)
+    paced = iter if pacing is None else pacing(overlay).paced
+    handle = StateHandle(operator.states, overlay, Row, times, lists)
+    work = _Work(operator, share, overlay, times, emit, handle, paced)
     processor = operator.new_processor()
     processor.init(work.handle)  # type: ignore[arg-type]  # the same methods, not the same class
     work.initialise(processor, initial)
@@ -86,10 +95,13 @@ class _Work:
         overlay: Overlay,
         times: BatchTimes,
         emit: Callable[[pa.RecordBatch], None],
+        handle: StateHandle,
+        paced: Callable[[Iterable[Any]], Iterator[Any]],
     ) -> None:
-        self.handle = StateHandle(operator.states, overlay, Row, times)
+        self.handle = handle
         self.form = _form(operator, emit)
         self._operator = operator
+        self._paced = paced
         self._share = share
         self._times = times
         self._timer_values = TimerValues(times.processing_ms, times.watermark_ms)
@@ -99,10 +111,12 @@ class _Work:
     def initialise(self, processor: StatefulProcessor, parts: Iterable[Part]) -> None:
         """Hands over initial state: each row, or each frame, on its own."""
         schema = self._operator.initial_schema or StructType()
-        for part in parts:
-            for key, rows in self._by_key(part, self._operator.initial_keys, schema):
-                for row in rows:
-                    processor.handleInitialState(key, row, self._timer_values)
+        by_key = chain.from_iterable(
+            self._by_key(part, self._operator.initial_keys, schema) for part in parts
+        )
+        for key, rows in self._paced(by_key):
+            for row in rows:
+                processor.handleInitialState(key, row, self._timer_values)
 
     def handle_rows(self, processor: StatefulProcessor, parts: Iterable[Part]) -> None:
         """Hands over the batch's rows, key by key."""
@@ -114,10 +128,10 @@ class _Work:
         )
         set_key, encode = self.handle.set_key, self._key_codec.encode
         key_groups = self._share.max_parallelism
-        for part in parts:
-            for key_hash, key, rows in self.form.by_key(part, keys, schema):
-                set_key(key_hash % key_groups, encode(key))
-                collect(handle(key, rows, values))
+        by_key = chain.from_iterable(self.form.by_key(part, keys, schema) for part in parts)
+        for key_hash, key, rows in self._paced(by_key):
+            set_key(key_hash % key_groups, encode(key))
+            collect(handle(key, rows, values))
 
     def fire_timers(self, processor: StatefulProcessor) -> None:
         """Fires what is due, and removes each timer once its handler's output was read."""
@@ -125,7 +139,8 @@ class _Work:
         is_event_time = times.mode is TimeMode.EVENT_TIME
         until_ms = times.watermark_ms if is_event_time else times.processing_ms
         make_key = Row(*self._key_codec.field_names)
-        for expiry_ms, key_group, key_bytes in self._timers.due(self._share.key_groups, until_ms):
+        due = self._timers.due(self._share.key_groups, until_ms)
+        for expiry_ms, key_group, key_bytes in self._paced(due):
             self.handle.set_key(key_group, key_bytes)
             key = self._key_codec.decode(key_bytes)
             self.form.collect(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from sqlalchemy import Connection
 
-import cairn.segments.format as segment_format
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle, SegmentKind
 from cairn.keygroups import KeyGroupRange
@@ -20,10 +17,12 @@ from cairn.runtime.local_store import (
     LocalStore,
     LocalWriter,
     Position,
+    Weight,
     open_local,
 )
+from cairn.runtime.spool import Spool
+from cairn.segments.format import decode
 from cairn.segments.reader import read_segment, read_segments
-from cairn.state.view import Changes
 from cairn.storage.store import ObjectStore
 from metastore.batches import BatchStart, Parent
 from metastore.checkpoints import current_epoch, lineage_of, segments_at
@@ -97,18 +96,20 @@ def _catch_up(
 ) -> None:
     plan = manager.plan
     with local.write() as writer:
-        here = writer.reader.position() or NOTHING
+        here, weight = writer.reader.position() or NOTHING, writer.reader.weight()
         if _is_ahead(here, wanted) and _is_overtaken(manager, here, wanted):
             raise _moved_on(manager, local, here)
         if parent is None:
             writer.clear(plan.key_groups(subtask))
+            weight = Weight()
         elif _same_state(here, wanted):
             pass
         elif _follows(here, parent, subtask, plan.parallelism):
-            _apply_parent(writer, manager, store, parent, subtask)
+            applied_bytes = _apply_parent(writer, manager, store, parent, subtask)
+            weight = Weight(weight.base_bytes, weight.change_bytes + applied_bytes)
         else:
-            _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
-        writer.move_to(wanted)
+            weight = _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
+        writer.move_to(wanted, weight)
 
 
 def _is_ahead(here: Position, wanted: Position) -> bool:
@@ -148,26 +149,18 @@ def _apply_parent(
     store: ObjectStore,
     parent: Parent,
     subtask: int,
-) -> None:
+) -> int:
+    """Applies the subtask's own changes in the parent; returns their bytes in storage."""
     ack = parent.acks[subtask]
-    if ack.segment is None:
-        return
-    spooled = _from_spool(
-        manager.spool_file(parent.checkpoint_id, ack.attempt_id, subtask), ack.segment
-    )
-    for changes in spooled or read_segment(store, ack.segment, job=manager.plan.job):
-        writer.apply(changes)
-
-
-def _from_spool(file: Path, segment: SegmentHandle) -> Iterable[Changes] | None:
-    """Returns the winning attempt's changes if that attempt ran on this executor."""
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    if hashlib.sha256(data).hexdigest() != segment.sha256:
-        return None
-    return segment_format.decode(data)
+    spool = Spool(manager, parent.checkpoint_id, ack.attempt_id, subtask)
+    for segment in ack.segments:
+        here = spool.find(segment)
+        stored = (
+            read_segment(store, segment, job=manager.plan.job) if here is None else decode(here)
+        )
+        for changes in stored:
+            writer.apply(changes)
+    return sum(segment.size_bytes for segment in ack.segments)
 
 
 def _restore(
@@ -177,7 +170,8 @@ def _restore(
     key_groups: KeyGroupRange,
     here: Position,
     wanted: Position,
-) -> None:
+) -> Weight:
+    """Brings the state to a checkpoint by what storage has; returns what all of that weighs."""
     plan = manager.plan
 
     def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
@@ -196,8 +190,12 @@ def _restore(
     # Changes since then that were released are in an increment, or in a base, which replaces its
     # key groups whole.
     missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
-    for handle, parts in read_segments(store, missing, job=plan.job, key_groups=key_groups):
-        if handle.kind is SegmentKind.KEYED_FULL:
+    begun: SegmentHandle | None = None
+    for handle, changes in read_segments(store, missing, job=plan.job, key_groups=key_groups):
+        if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
-        for changes in parts:
-            writer.apply(changes)
+        begun = handle
+        writer.apply(changes)
+    bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
+    base_bytes = sum(handle.size_bytes for handle in bases)
+    return Weight(base_bytes, sum(handle.size_bytes for handle in handles) - base_bytes)

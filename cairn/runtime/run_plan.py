@@ -39,6 +39,14 @@ class RunPlan:
     tasks: int
     """Spark tasks that share the subtasks of a batch, at most `parallelism`."""
     initial_rows: tuple[InitialRows, ...] = ()
+    split_lists: tuple[int, ...] = ()
+    union_lists: tuple[int, ...] = ()
+    """The state ids of the job's operator lists, by how they are redistributed."""
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether the job has any operator list."""
+        return bool(self.split_lists or self.union_lists)
 
     def key_groups(self, subtask: int) -> KeyGroupRange:
         """Returns the key groups that a subtask of this run owns."""

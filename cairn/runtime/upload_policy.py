@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SentRequest:
     """One request of an upload that was sent; times are of one monotonic clock."""
 
     kind: Kind
@@ -70,7 +70,9 @@ class Limits:
     next_attempt_delay_ms: float
 
 
-def next_step(limits: Limits, requests: Sequence[Request], now_ms: float) -> Kind | float | None:
+def next_step(
+    limits: Limits, requests: Sequence[SentRequest], now_ms: float
+) -> Kind | float | None:
     """Returns the kind of the request to send now, or the time until which to wait.
 
     The time is infinite if only an answer can change anything. None: every request has failed,

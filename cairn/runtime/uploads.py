@@ -22,11 +22,11 @@ from cairn.errors import CairnError, OutcomeUnknownError, StoreFailedError
 from cairn.handles import DirectoryHandle, Scope
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.in_flight import Waited, in_flight
-from cairn.runtime.upload_policy import History, Kind, Request, next_step
+from cairn.runtime.upload_policy import History, Kind, SentRequest, next_step
 from cairn.storage.store import ObjectStore, put_in_time
-from metastore.acks import IntendedFile, WrittenFile, intend_files
 from metastore.batches import BatchRef
 from metastore.engine import run_transaction
+from metastore.files import IntendedFile, WrittenFile, intend_files
 from metastore.uploads import UploadStats
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ class _Upload:
         self._parts, self._size_bytes = parts, sum(map(len, parts))
         self._first, self._history = first, _History(manager, target.pool)
         self._intents: list[Intent] = []
-        self._requests: list[Request] = []
+        self._requests: list[SentRequest] = []
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
 
     def run(self, waited: Waited) -> Uploaded:
@@ -180,7 +180,7 @@ class _Upload:
             return
         number = len(self._requests)
         self._intents.append(intent)
-        self._requests.append(Request(kind, _now_ms()))
+        self._requests.append(SentRequest(kind, _now_ms()))
         if self._store.sends_requests:
             # A daemon: a request that hangs must not keep the process from ending.
             threading.Thread(target=self._put, args=(number, intent), daemon=True).start()

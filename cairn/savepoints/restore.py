@@ -16,9 +16,9 @@ from cairn.layout import task_manager_file
 from cairn.savepoints.manifests import Origin, read_manifest
 from cairn.storage import ObjectStore
 from cairn.storage.store import put_in_time
-from metastore.acks import WrittenFile
 from metastore.adoption import CopiedFile, adopt_checkpoint, intend_copy
 from metastore.engine import run_transaction
+from metastore.files import WrittenFile
 from metastore.runs import job_has_state
 
 FILE_BYTES = 32 << 20

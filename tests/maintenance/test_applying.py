@@ -128,7 +128,7 @@ def test_a_file_stays_that_got_a_segment(job: SyntheticJob) -> None:
     )
 
     def reuse(connection: Connection) -> None:
-        job.add_segments(connection, losing, SegmentKind.CHANGELOG, 6, 6)
+        job.add_segments(connection, losing, SegmentKind.CHANGELOG, 7, 7)
 
     run_transaction(job.url, reuse, timeout_ms=10_000, what="adding a segment")
     assert stored.apply().condemned_files == job.DOOMED - 1
@@ -143,7 +143,7 @@ def test_a_file_stays_that_its_fenced_writer_managed_to_seal(job: SyntheticJob) 
 
     def seal(connection: Connection) -> None:
         job.seal(connection, file_id, 2)
-        job.add_segments(connection, file_id, SegmentKind.CHANGELOG, 6, 6)
+        job.add_segments(connection, file_id, SegmentKind.CHANGELOG, 7, 7)
 
     run_transaction(job.url, seal, timeout_ms=10_000, what="sealing a file")
     assert stored.apply().condemned_files == job.DOOMED - 1

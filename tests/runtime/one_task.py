@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -119,12 +120,13 @@ def run_task(
     subtask: int,
     kill_at: str,
     batch_id: int = 0,
+    early: Executor | None = None,
 ) -> None:
     """Runs a subtask's part of a batch and tells how it ends."""
     plan = plan_of(facts)
     store = arrange_death(kill_at, open_store(plan.storage))
     write = remember(batch_id)
-    task = Task(plan, executor, batch_id, subtask, 1, write, store=store).steps()
+    task = Task(plan, executor, batch_id, subtask, 1, write, store=store, early=early).steps()
     assert [next(task), next(task)] == ["begun", "restored"]
     pipe.send("restored")
     pipe.recv()

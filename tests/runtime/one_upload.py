@@ -75,5 +75,6 @@ def die_in_second_request(facts: dict[str, Any], executor: str, when: str) -> No
         die()
 
     plan = plan_of(facts)
-    store = FaultyStore(plan.storage, waits(threading.Event()), dies)
+    hangs = waits(threading.Event())
+    store = FaultyStore(plan.storage, hangs, dies, hangs)  # a third one follows a slow second
     Task(plan, executor, 0, 0, 1, remember(0), store=store).run()

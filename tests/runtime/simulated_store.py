@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cairn.runtime.upload_policy import History, Kind, Request, next_step
+from cairn.runtime.upload_policy import History, Kind, SentRequest, next_step
 from cairn.settings import Settings
 
 SIZE_BYTES = 5 << 20
@@ -93,7 +93,7 @@ class Simulation:
     def _one(self, latency: Latency) -> None:
         began_ms = self.now_ms
         limits = self.history.limits(self.settings, SIZE_BYTES)
-        requests: list[Request] = []
+        requests: list[SentRequest] = []
         ends_ms: list[float] = []
         while True:
             step = next_step(limits, requests, self.now_ms)
@@ -101,7 +101,7 @@ class Simulation:
             if step is Kind.HEDGE and not self.history.take_hedge():
                 limits = replace(limits, hedge_after_ms=math.inf)
             elif isinstance(step, Kind):
-                requests.append(Request(step, self.now_ms))
+                requests.append(SentRequest(step, self.now_ms))
                 ends_ms.append(self.now_ms + latency(self.rng))
                 self.kinds.append(step)
             else:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from cairn.errors import CairnError
 from cairn.keygroups import KeyGroupRange, range_of
+from cairn.manifest import Manifest
 from cairn.runtime.attempt import Attempt, Input
 from cairn.runtime.executor import TaskManager
 from cairn.runtime.group_commit import ask, commit
 from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
+from cairn.runtime.operator_state import ParentLists, spool_lists
 from cairn.runtime.restore import parent_state
 from cairn.runtime.run_plan import RunPlan
 from cairn.segments.snapshot import snapshot
 from cairn.settings import Settings
 from cairn.state.entries import entry_prefix, list_suffix
+from cairn.state.handle import StateDeclaration
+from cairn.state.operator_lists import Lists
 from cairn.state.view import Overlay
 from cairn.storage import ObjectStore, open_store
 from metastore.checkpoints import segments_at
@@ -30,6 +37,8 @@ EVERYTHING = KeyGroupRange(0, MAX_PARALLELISM)
 
 Write = Callable[[Overlay, KeyGroupRange], None]
 """Makes a batch's changes to the state of some key groups."""
+ChangeLists = Callable[[int, Lists], None]
+"""Makes a batch's changes to the operator lists of a subtask."""
 
 
 def new_run(
@@ -41,8 +50,11 @@ def new_run(
     parallelism: int = 2,
     persist_delay_ms: int = 0,
     options: Mapping[str, object] | None = None,
+    states: Sequence[StateDeclaration] = (),
+    deleted: Sequence[str] = (),
+    origin: Manifest | None = None,
 ) -> RunPlan:
-    """Registers a run of a job and returns its plan."""
+    """Registers a run of a job, a new one to be restored if `origin` is given; returns its plan."""
     settings = replace(
         Settings.from_options(options or {}),
         max_parallelism=MAX_PARALLELISM,
@@ -58,7 +70,9 @@ def new_run(
         max_parallelism=MAX_PARALLELISM,
         num_retained=settings.num_retained,
         key_schema={"fields": []},
-        states=[],
+        states=states,
+        deleted_states=deleted,
+        origin=origin,
     )
     run = run_transaction(url, lambda c: register_run(c, registration), what="registering")
     return plan_of(
@@ -71,6 +85,8 @@ def new_run(
             "storage": storage,
             "metastore_url": url,
             "settings": asdict(settings),
+            "split_lists": run.split_lists,
+            "union_lists": run.union_lists,
         }
     )
 
@@ -84,7 +100,22 @@ def plan_of(facts: Mapping[str, Any]) -> RunPlan:
 def facts_of(plan: RunPlan) -> dict[str, Any]:
     """Returns what tells a plan from others, as JSON values."""
     names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage", "metastore_url")
-    return {**{name: getattr(plan, name) for name in names}, "settings": asdict(plan.settings)}
+    lists = {"split_lists": plan.split_lists, "union_lists": plan.union_lists}
+    facts = {name: getattr(plan, name) for name in names}
+    return {**facts, **lists, "settings": asdict(plan.settings)}
+
+
+class AtOnce(Executor):
+    """Does what is submitted before it returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        """Returns a future that is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **named))
+        except CairnError as error:
+            future.set_exception(error)
+        return future
 
 
 @dataclass
@@ -101,6 +132,9 @@ class Task:
     store: ObjectStore | None = None
     full_from_share: float | None = None
     """See `materialize`; None: an increment wherever it may be in every other attempt."""
+    change_lists: ChangeLists | None = None
+    early: Executor | None = None
+    """Uploads each key group's changes on their own, before the batch ends, if there is one."""
 
     def steps(self) -> Generator[str, None, None]:
         """Does the task's work, as `cairn.runtime.operator.run_task`; stops after each step."""
@@ -108,6 +142,8 @@ class Task:
         manager = TaskManager(self.plan, self.executor)
         store = self.store or open_store(self.plan.storage)
         attempt = Attempt(manager, store, batch, manager.begin(batch), self.task_attempt)
+        if self.early is not None:
+            attempt = replace(attempt, early=self.early)
         yield "begun"
         with (
             attempt.running(),
@@ -120,10 +156,21 @@ class Task:
                     share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
                 materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
                 yield "materialised"
-            overlay = Overlay(reader)
-            self.write(overlay, self.plan.key_groups(self.subtask))
-            part = attempt.spool(self.subtask, overlay, Input(rows=1))
-            request = attempt.request([part])
+            lists = ParentLists(attempt).of(self.subtask)
+            log, overlay = attempt.open_log(self.subtask), Overlay(reader)
+            groups = self.plan.key_groups(self.subtask)
+            if self.early is None:
+                self.write(overlay, groups)
+            else:
+                for group in range(groups.start, groups.end):
+                    self.write(overlay, KeyGroupRange(group, group + 1))
+                    log.append(overlay.take())
+                    log.preempt()
+            worked = attempt.spool(log, overlay, Input(rows=1))
+            if self.change_lists is not None:
+                self.change_lists(self.subtask, lists)
+                worked = spool_lists(attempt, worked, lists)
+            request = attempt.request([worked])
             ask(manager, request)
             yield "asked"
             commit(manager, store, batch, request)
@@ -178,6 +225,26 @@ def remember(batch_id: int) -> Write:
             last = seen.last()
             following = 0 if last is None else int.from_bytes(last, "big") + 1
             seen.put(list_suffix(following), b"%d" % batch_id)
+
+    return write
+
+
+BIG = {
+    entry_prefix(group, 3, b"big"): random.Random(group).randbytes(20_000)
+    for group in range(MAX_PARALLELISM)
+}
+"""State beside which what `remember` changes is little, also when it is compressed."""
+
+
+def remember_big(batch_id: int) -> Write:
+    """Does what `remember` does, and puts the entries of `BIG`."""
+    remembers = remember(batch_id)
+
+    def write(overlay: Overlay, groups: KeyGroupRange) -> None:
+        remembers(overlay, groups)
+        for key, value in BIG.items():
+            if int.from_bytes(key[:2], "big") in groups:
+                overlay.put(key, value)
 
     return write
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,12 +17,11 @@ from cairn.runtime.executor import TaskManager
 from cairn.runtime.planning import check_storage
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import files, objects, rows
+from tests.runtime.forks import FORKS
+from tests.runtime.merging_stream import CountingStore, Stream
 from tests.runtime.one_task import run_task
 from tests.runtime.tasks import facts_of, read_back, remembered
-from tests.runtime.test_file_merging import CountingStore, Stream
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.runtime.one_task"])
 KILLS = [
     "before append",
     "half append",
@@ -142,6 +140,23 @@ def test_a_failed_materialisation_gives_its_file_up_and_the_next_writes_a_new_on
     assert torn[0].startswith("shared/subtask-0-2/"), "the other one went on"
     stream.batch()
     stream.assert_whole(may_be_torn=True)
+
+
+def test_a_materialisation_whose_file_was_deleted_takes_a_new_one(stream: Stream) -> None:
+    stream.batch()
+    stream.batch(materializes=True)
+    going = stream.plan
+    elsewhere = replace(going.settings, merging_enabled=False)
+    stream.plan = replace(going, settings=elsewhere)
+    for _ in range(4):
+        stream.batch(materializes=True)
+    clean(stream)
+    stream.plan = going
+    assert shared(stream) == [], "other bases have replaced those in it"
+    stream.batch(materializes=True)
+    assert len(shared(stream)) == 2
+    stream.batch()
+    stream.assert_whole()
 
 
 def test_a_newer_run_goes_on_with_no_file_of_an_older_one(stream: Stream) -> None:

@@ -21,7 +21,7 @@ from metastore.directories import given_up_directories, record_removed
 from metastore.engine import open_engine
 from metastore.upkeep import read_snapshot
 from tests.runtime.file_rows import directories, files, objects, rows
-from tests.runtime.test_file_merging import Stream
+from tests.runtime.merging_stream import Stream
 
 
 @pytest.fixture

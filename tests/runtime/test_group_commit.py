@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,15 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
 from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import TaskManager
+from cairn.runtime.group_files import Request
 from cairn.runtime.run_plan import RunPlan
 from cairn.storage.posix import PosixStore
 from metastore.engine import open_engine
+from tests.runtime.forks import FORKS
 from tests.runtime.one_task import run_task
 from tests.runtime.tasks import (
     Task,
@@ -36,8 +38,6 @@ from tests.runtime.tasks import (
     remembered,
 )
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.runtime.one_task"])
 SUBTASKS = 3
 KILLS = [
     *(f"{when} {what}" for what in ("intent", "put", "COMMIT") for when in ("before", "after")),
@@ -235,6 +235,34 @@ def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: Run
     assert len(rows(plan, "SELECT 1 FROM cairn.physical_files")) == 2
 
 
+def test_a_running_task_is_not_waited_for_once_enough_bytes_wait(plan: RunPlan) -> None:
+    """Neither alone has enough; the delay is 10 s."""
+    slow = task(plan, 2).steps()
+    assert [next(slow), next(slow)] == ["begun", "restored"]
+    first = task(plan, 0).steps()
+    assert [next(first) for _ in range(3)][-1] == "asked"
+    [request] = (TaskManager(plan, "executor").directory / "pending").iterdir()
+    size_bytes = msgspec.msgpack.decode(request.read_bytes(), type=Request).size_bytes
+    enough = replace(plan, settings=replace(plan.settings, persist_size_bytes=size_bytes + 1))
+    began = time.monotonic()
+    task(enough, 1).run()
+    assert time.monotonic() - began < 5
+    assert list(first) == ["acknowledged"]
+    assert rows(plan, "SELECT live_segments FROM cairn.physical_files") == [2]
+    assert list(slow)[-1] == "acknowledged"
+    assert_complete(plan)
+
+
+def test_fewer_bytes_than_the_threshold_wait_for_the_persist_delay(plan: RunPlan) -> None:
+    patient = replace(plan.settings, persist_delay_ms=300, persist_size_bytes=10 << 20)
+    slow = task(plan, 1).steps()
+    assert [next(slow), next(slow)] == ["begun", "restored"]
+    began = time.monotonic()
+    task(replace(plan, settings=patient), 0).run()
+    assert time.monotonic() - began >= 0.3
+    slow.close()
+
+
 def test_a_task_that_is_dead_is_not_waited_for(plan: RunPlan) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -319,10 +347,12 @@ def test_old_spools_requests_and_receipts_do_not_pile_up(plan: RunPlan) -> None:
     directory = TaskManager(plan, "executor").directory
     left = {
         name: sorted(int(file.name.split("-")[0]) for file in (directory / name).iterdir())
-        for name in ("spool", "running", "pending", "acked")
+        for name in ("running", "pending", "acked")
     }
     two_batches = [4] * SUBTASKS + [5] * SUBTASKS
-    assert left == {"spool": two_batches, "running": [], "pending": [], "acked": two_batches}
+    assert left == {"running": [], "pending": [], "acked": two_batches}
+    spooled = sorted(file.name.split("-")[0] for file in directory.glob("spool/*/*"))
+    assert spooled == ["5"] * SUBTASKS
     assert len(list(directory.glob("begun-*"))) == 1
     assert os.listdir(directory.parent) == [directory.name]
 

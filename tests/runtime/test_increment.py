@@ -46,9 +46,8 @@ def apply(store: LocalStore, rows: Changes) -> dict[bytes, bytes]:
 
 
 def increment(reader: LocalReader, parts: list[Changes]) -> Changes:
-    rows = [row for touched in touched_by(parts).values() for row in net_changes(reader, touched)]
-    rows.sort(key=lambda row: (row[1], row[0] != DELETE_PREFIX))
-    return packed(rows)
+    found = [net_changes(reader, touched) for _, touched in sorted(touched_by(parts).items())]
+    return packed(row for one in found for row in zip(one.ops, one.keys, one.values, strict=True))
 
 
 @settings(max_examples=150, deadline=None)

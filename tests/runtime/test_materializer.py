@@ -7,37 +7,41 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 from sqlalchemy import text
 
-from cairn.errors import StorageError
+from cairn.errors import RefusedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime import materializer
 from cairn.runtime.executor import TaskManager
-from cairn.runtime.materializer import Order, lock_file, start_if_due
-from cairn.storage import open_store
+from cairn.runtime.local_store import Weight
+from cairn.runtime.materializer import Progress, lock_file, start_if_due
 from metastore.batches import Clock
 from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
-from tests.runtime.dying_materializer import STEPS
+from metastore.engine import open_engine, run_transaction
 from tests.runtime.streams import ROOT
 from tests.runtime.tasks import (
+    BIG,
     EVERYTHING,
     QUERY,
     Task,
+    Write,
     new_run,
     read_back,
     remember,
+    remember_big,
     remembered,
 )
+from tests.runtime.uploading import until
 
+LIGHT = Weight()
 DUE = Clock(now_ms=10_000_000, job_created_ms=0, base_made_ms={})
 """A tick of any phase has passed by then."""
 
@@ -46,21 +50,26 @@ class Stream:
     """A query of one subtask whose tasks run in this process."""
 
     def __init__(self, url: str, storage: str, local_dir: str) -> None:
-        self.plan = new_run(url, storage, local_dir, parallelism=1)
+        self._new_run = partial(new_run, url, storage, local_dir, parallelism=1)
+        self.plan = self._new_run()
         self.batches = 0
+
+    def restart(self) -> None:
+        self.plan = self._new_run()
 
     @property
     def manager(self) -> TaskManager:
         return TaskManager(self.plan, "one")
 
-    def run(self, batches: int) -> None:
+    def run(self, batches: int, writes: Callable[[int], Write] = remember) -> None:
         for _ in range(batches):
-            write = remember(self.batches)
+            write = writes(self.batches)
             Task(self.plan, "one", self.batches, 0, self.batches, write).run()
             self.batches += 1
 
-    def start(self, clock: Clock = DUE) -> None:
-        start_if_due(self.manager, self.plan.batch(QUERY, self.batches - 1), clock, 0)
+    def start(self, clock: Clock = DUE, weight: Weight = LIGHT) -> None:
+        batch = self.plan.batch(QUERY, self.batches - 1)
+        start_if_due(self.manager, batch, clock, 0, weight)
 
     def materialize(self, clock: Clock = DUE) -> None:
         self.start(clock)
@@ -107,34 +116,92 @@ def at(ms: int) -> Clock:
 
 
 def test_the_first_materialisation_is_full_and_the_next_holds_what_has_changed(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    stream: Stream,
 ) -> None:
-    stream.run(3)
+    stream.run(1, remember_big)
+    stream.run(2)
     stream.materialize()
     stream.run(2)
     assert stream.kinds(5) == ["keyed_full", "changelog", "changelog", "changelog"]
     stream.materialize(at(10**6))
     stream.run(1)
-    # The bases are small here, so all that changed is more than a quarter of them.
-    assert stream.kinds(6)[0] == "keyed_full"
+    base, increment, *changelog = stream.segments(6)
+    assert stream.kinds(6) == ["keyed_full", "keyed_increment", "changelog", "changelog"]
+    assert increment.as_of_checkpoint == 4, "of the local state, which is that of the parent"
+    assert increment.size_bytes < base.size_bytes / 4
+    assert [segment.as_of_checkpoint for segment in changelog] == [5, 6]
+    assert read_back(stream.plan, 6) == remembered(6) | BIG
+
+
+def test_what_changes_more_than_a_quarter_of_the_state_is_materialised_whole(
+    stream: Stream,
+) -> None:
+    stream.run(3)
+    stream.materialize()
+    stream.run(2)
+    stream.materialize(at(10**6))
+    stream.run(1)
+    assert stream.kinds(6) == ["keyed_full", "changelog", "changelog"]
     assert stream.segments(6)[0].as_of_checkpoint == 4
     assert read_back(stream.plan, 6) == remembered(6)
+
+
+@contextmanager
+def without_end(stream: Stream) -> Iterator[int]:
+    """Yields the id of a process that materialises and can come to no end of its own."""
+    with open_engine(stream.plan.metastore_url).begin() as connection:
+        connection.execute(text("SELECT 1 FROM cairn.jobs FOR UPDATE"))
+        stream.start()
+        yield materializer._started[-1].pid
 
 
 def test_an_order_of_a_killed_process_counts_as_failed_and_the_next_one_does_it(
     stream: Stream,
 ) -> None:
     stream.run(2)
-    with stream.alone():
-        pass
-    stream.start()
-    materializer._started[-1].kill()
-    with stream.alone():
-        progress = materializer._progress(stream.manager, 0)
-    assert (progress.failures, progress.done_ms) in {(1, 0), (0, DUE.now_ms)}
+    with without_end(stream):
+        materializer._started[-1].kill()
+        with stream.alone():
+            progress = materializer._progress(stream.manager, 0)
+    assert (progress.failures, progress.done_ms) == (1, 0)
     stream.materialize(at(10**6))
     assert materializer._progress(stream.manager, 0).failures == 0
     stream.run(1)
+    assert read_back(stream.plan, 3) == remembered(3)
+
+
+def test_it_runs_when_nothing_else_does_and_after_a_failure_insists(stream: Stream) -> None:
+    stream.run(2)
+    with without_end(stream) as pid:
+        until(lambda: os.sched_getscheduler(pid) == os.SCHED_IDLE)
+        materializer._started[-1].kill()
+        with stream.alone():
+            pass
+    with without_end(stream) as pid:
+        until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 10)
+        assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+    with stream.alone():
+        assert materializer._progress(stream.manager, 0) == Progress(DUE.now_ms)
+
+
+def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insists(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materializer, "LEAST_PATIENCE_S", 1)
+    stream.plan = new_run(
+        stream.plan.metastore_url,
+        stream.plan.storage,
+        stream.plan.settings.local_dir,
+        parallelism=1,
+        options={"cairn.changelog.periodic-materialize.interval": "1 s"},
+    )
+    stream.run(2)
+    with without_end(stream):
+        assert materializer._started[-1].wait() == -signal.SIGALRM
+        assert materializer._progress(stream.manager, 0).failures == 1
+    stream.materialize(at(10**6))
+    stream.run(1)
+    assert stream.kinds(3)[0] == "keyed_full"
     assert read_back(stream.plan, 3) == remembered(3)
 
 
@@ -154,26 +221,68 @@ def test_nothing_is_written_where_nothing_has_changed_since_the_base(stream: Str
     stream.materialize()
     files = "SELECT count(*) FROM cairn.physical_files WHERE job_id = :job"
     before = stream.sql(files)
-    stream.run(0)
     stream.materialize(at(10**6))
     assert stream.sql(files) == before
     assert materializer._progress(stream.manager, 0).done_ms == at(10**6).now_ms
 
 
+@contextmanager
+def without_changelog(stream: Stream) -> Iterator[None]:
+    """Moves the newest changelog away, of which no batch here reads the object."""
+    newest = stream.segments(stream.batches)[-1]
+    file = Path(stream.plan.storage.removeprefix("file://")) / newest.path
+    away = file.rename(file.with_suffix(".away"))
+    yield
+    away.rename(file)
+
+
 def test_three_failures_in_a_row_fail_the_task_and_a_restart_counts_anew(
+    stream: Stream,
+) -> None:
+    stream.run(1, remember_big)
+    stream.run(1)
+    stream.materialize()
+    stream.run(1)
+    with without_changelog(stream):
+        stream.run(1)
+        for failures in range(1, 4):
+            stream.materialize(at(10**6))
+            assert materializer._progress(stream.manager, 0).failures == failures
+        with pytest.raises(
+            StorageError,
+            match=r"subtask 0 could not be materialised \(failures in a row: 3\), so its changelog"
+            r" grows\. The last time: .* has no such object",
+        ):
+            stream.start(at(10**6))
+    stream.materialize(at(10**6))
+    stream.run(1)
+    assert "keyed_increment" in stream.kinds(5)
+    assert read_back(stream.plan, 5) == remembered(5) | BIG
+
+
+def test_a_failure_that_trying_again_cannot_mend_fails_every_next_task_at_once(
     stream: Stream,
 ) -> None:
     stream.run(2)
     shared = Path(stream.plan.storage.removeprefix("file://")) / stream.plan.job_id / "shared"
     shared.write_text("a file where a directory has to be")
-    for _ in range(3):
-        stream.materialize()
-    with pytest.raises(StorageError, match=r"subtask 0 could not be materialised 3 times in a row"):
-        stream.start()
+    stream.materialize()
+    started = len(materializer._started)
+    for _ in range(2):
+        with pytest.raises(
+            RefusedError,
+            match=r"subtask 0 could not be materialised \(failures in a row: 1\), so its changelog"
+            r" grows\. Trying again cannot help: .* a part of the path is a file",
+        ):
+            stream.start()
+    assert len(materializer._started) == started, "it is not tried again"
     shared.unlink()
+    stream.restart()
+    stream.run(1)
     stream.materialize()
     stream.run(1)
     assert stream.kinds(4)[0] == "keyed_full"
+    assert read_back(stream.plan, 4) == remembered(4)
 
 
 def test_a_fenced_runs_materialisation_changes_nothing_and_is_no_failure(stream: Stream) -> None:
@@ -198,37 +307,6 @@ def test_the_changelog_goes_with_the_materialisation(stream: Stream) -> None:
     live = stream.sql("SELECT kind FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'")
     assert sorted(map(str, live)) == ["changelog"] * 5 + ["keyed_full"]
     assert read_back(stream.plan, 8) == remembered(8)
-
-
-@pytest.mark.parametrize("kill_at", STEPS)
-def test_killed_at_any_step_it_loses_nothing_and_the_next_one_does_it(
-    stream: Stream, kill_at: str
-) -> None:
-    stream.run(3)
-    batch = stream.plan.batch(QUERY, 2)
-    order = Order(stream.plan, "one", batch, 0, DUE.now_ms)
-    died = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.dying_materializer", kill_at],
-        input=msgspec.msgpack.encode(order),
-        cwd=ROOT,
-        check=False,
-    )
-    assert died.returncode == -signal.SIGKILL
-    stream.run(1)
-    is_installed = kill_at in ("after install", "before end", "after end")
-    assert ("keyed_full" in stream.kinds(4)) == is_installed
-    assert read_back(stream.plan, 4) == remembered(4)
-    stream.materialize(at(10**6))
-    stream.run(1)
-    assert stream.kinds(5)[0] == "keyed_full"
-    assert read_back(stream.plan, 5) == remembered(5)
-    writing = stream.sql("SELECT path FROM cairn.physical_files WHERE status = 'WRITING'")
-    assert len(writing) == (
-        kill_at in ("after intent", "before put", "after put", "before install")
-    )
-    stored = {found.path for found in open_store(stream.plan.storage).list("")}
-    known = stream.sql("SELECT path FROM cairn.physical_files WHERE status <> 'DELETED'")
-    assert stored <= set(known)
 
 
 def test_a_materialising_process_starts_without_spark() -> None:

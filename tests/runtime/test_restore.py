@@ -150,7 +150,7 @@ def test_what_an_executor_has_lost_is_read_from_storage(stream: Stream, lost: st
 
 def test_a_spooled_segment_that_is_not_the_one_acknowledged_is_not_used(stream: Stream) -> None:
     stream.batch(0)
-    for spooled in (TaskManager(stream.plan, "one").directory / "spool").iterdir():
+    for spooled in (TaskManager(stream.plan, "one").directory / "spool").glob("*/*"):
         spooled.write_bytes(b"half of it")
     stream.batch(1)
     assert read_back(stream.plan, 2) == remembered(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.savepoints import restore as restoring
 from cairn.savepoints.manifests import Origin, check_manifest_url
 from cairn.savepoints.restore import find_origin, restore
+from cairn.storage import ObjectStore
+from cairn.storage.posix import PosixStore
 from metastore.batches import begin_batch
 from metastore.migrate import migrate
 from metastore.runs import register_run
@@ -60,12 +61,12 @@ def build(query: Query, url: str, parallelism: int = 3, **changes: Any) -> bool:
     return True
 
 
-def copy(query: Query, origin: Origin) -> None:
+def copy(query: Query, origin: Origin, store: ObjectStore | None = None) -> None:
     plan = query.plan
     restore(
         query.url,
         origin,
-        query.store,
+        store or query.store,
         job=query.job,
         job_id=plan.job_id,
         epoch=plan.epoch,
@@ -152,30 +153,42 @@ def test_two_plans_built_at_once_restore_once(source: Query, target: Query) -> N
     assert stored == known, "the copies of the plan that lost are gone"
 
 
-@pytest.mark.parametrize("done", ["registered", "intended", "written"])
-def test_a_restore_that_was_killed_is_done_by_building_the_plan_again(
-    source: Query, target: Query, monkeypatch: pytest.MonkeyPatch, done: str
-) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    """The end of a process, as far as its own code can tell."""
 
-    def die(*_: object, **__: object) -> None:
+
+class DyingStore(PosixStore):
+    """A store whose writer dies before or after its first write."""
+
+    def __init__(self, storage: str, when: str) -> None:
+        super().__init__(Path(storage.removeprefix("file://")))
+        self.when = when
+
+    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        if self.when == "after":
+            super().put(path, parts)
         raise Killed
 
+
+@pytest.mark.parametrize("killed", ["before it reads", "before put", "after put"])
+def test_a_restore_that_was_killed_is_done_by_building_the_plan_again(
+    source: Query, target: Query, killed: str
+) -> None:
     origin = source.origin(5)
     target.start(3, origin=origin.manifest)
-    if done != "registered":
-        step = "put_in_time" if done == "intended" else "adopt_checkpoint"
-        with monkeypatch.context() as patch:
-            patch.setattr(restoring, step, die)
-            with pytest.raises(Killed):
-                copy(target, origin)
+    if killed != "before it reads":
+        with pytest.raises(Killed):
+            copy(target, origin, DyingStore(target.storage, killed.split(maxsplit=1)[0]))
+    lost = [p for p in target.root.rglob("*") if p.is_file()]
+    assert len(lost) == (killed == "after put")
     assert target.sql("SELECT FROM cairn.checkpoints WHERE job_id = :job") == []
     assert build(target, url_of(source))
     assert target.state(5) == remembered(5)
     go_on(target, 3)
+    target.age_intents()
     cleanup_job(target.url, target.job)
     assert target.state(8) == remembered(8)
+    assert not any(p.exists() for p in lost), "nobody needs the first try's copy"
 
 
 def test_a_job_that_began_from_nothing_is_not_restored_any_more(

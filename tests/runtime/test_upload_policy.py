@@ -19,7 +19,7 @@ from cairn.runtime.upload_policy import (
     History,
     Kind,
     Limits,
-    Request,
+    SentRequest,
     next_step,
     size_class,
 )
@@ -113,39 +113,39 @@ def test_an_upload_begins_with_one_request() -> None:
 
 
 def test_a_hedge_is_sent_when_the_first_request_takes_longer_than_most() -> None:
-    first = Request(Kind.FIRST, 1000)
+    first = SentRequest(Kind.FIRST, 1000)
     assert next_step(limits(), [first], 1000) == 1100
     assert next_step(limits(), [first], 1100) is Kind.HEDGE
 
 
 def test_an_upload_is_hedged_once() -> None:
-    both = [Request(Kind.FIRST, 0), Request(Kind.HEDGE, 100)]
+    both = [SentRequest(Kind.FIRST, 0), SentRequest(Kind.HEDGE, 100)]
     assert next_step(limits(), both, 900) == 1100, "until the hedge has timed out, too"
     assert next_step(limits(), both, 1100) is Kind.RETRY
 
 
 def test_after_a_failure_the_next_attempt_comes_after_the_delay() -> None:
-    failed = Request(Kind.FIRST, 0, failed_ms=30)
+    failed = SentRequest(Kind.FIRST, 0, failed_ms=30)
     assert next_step(limits(), [failed], 30) == 530
     assert next_step(limits(), [failed], 530) is Kind.RETRY
 
 
 def test_after_a_timeout_the_next_attempt_comes_at_once_and_the_first_goes_on() -> None:
-    first = Request(Kind.FIRST, 0)
+    first = SentRequest(Kind.FIRST, 0)
     no_hedge = limits(hedge_after_ms=math.inf)
     assert next_step(no_hedge, [first], 999) == 1000
     assert next_step(no_hedge, [first], 1000) is Kind.RETRY
-    assert next_step(no_hedge, [first, Request(Kind.RETRY, 1000)], 1001) == 2000
+    assert next_step(no_hedge, [first, SentRequest(Kind.RETRY, 1000)], 1001) == 2000
 
 
 def test_a_hedge_takes_no_attempt_from_a_store_that_fails() -> None:
     requests = [
-        Request(Kind.FIRST, 0, 150),
-        Request(Kind.HEDGE, 100, 160),
-        Request(Kind.RETRY, 660, 700),
+        SentRequest(Kind.FIRST, 0, 150),
+        SentRequest(Kind.HEDGE, 100, 160),
+        SentRequest(Kind.RETRY, 660, 700),
     ]
     assert next_step(limits(), requests, 1200) is Kind.RETRY
-    requests.append(Request(Kind.RETRY, 1200, 1300))
+    requests.append(SentRequest(Kind.RETRY, 1200, 1300))
     assert next_step(limits(), requests, 9000) is None
 
 
@@ -160,8 +160,11 @@ def test_a_hedge_takes_no_attempt_from_a_store_that_fails() -> None:
 def test_an_upload_gives_up_only_when_nothing_runs_and_no_attempt_is_left(
     others: Sequence[tuple[Kind, float | None]], now_ms: float, max_attempts: int
 ) -> None:
-    requests = [Request(Kind.FIRST, 0), *(Request(kind, 0, failed) for kind, failed in others)]
-    requests[0] = Request(Kind.FIRST, 0, 5 if others else None)
+    requests = [
+        SentRequest(Kind.FIRST, 0),
+        *(SentRequest(kind, 0, failed) for kind, failed in others),
+    ]
+    requests[0] = SentRequest(Kind.FIRST, 0, 5 if others else None)
     step = next_step(limits(max_attempts=max_attempts), requests, now_ms)
     attempts = sum(request.kind is not Kind.HEDGE for request in requests)
     is_running = any(request.failed_ms is None for request in requests)
@@ -200,8 +203,8 @@ def test_a_given_timeout_is_flinks_and_there_are_no_hedges() -> None:
 
 def test_the_policy_none_sends_one_request() -> None:
     once = observed(LEAST_OBSERVED, 100).limits(NO_HEDGES, SIZE_BYTES)
-    assert next_step(once, [Request(Kind.FIRST, 0)], 1e9) == math.inf
-    assert next_step(once, [Request(Kind.FIRST, 0, 10)], 1e9) is None
+    assert next_step(once, [SentRequest(Kind.FIRST, 0)], 1e9) == math.inf
+    assert next_step(once, [SentRequest(Kind.FIRST, 0, 10)], 1e9) is None
 
 
 def test_uploads_of_like_size_are_of_one_class() -> None:

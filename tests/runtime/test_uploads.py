@@ -1,123 +1,45 @@
-"""Uploads: which request counts, what becomes of the others, and what is in flight at once."""
+"""Uploads: which request counts, and what becomes of the others."""
 
 from __future__ import annotations
 
-import fcntl
-import multiprocessing
-import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 
 from benchmarks.slow_s3 import SlowS3
 from cairn.errors import BadInputError, OutcomeUnknownError, StorageError
-from cairn.handles import Scope
-from cairn.layout import task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.run_plan import RunPlan
 from cairn.runtime.upload_policy import LEAST_OBSERVED
-from cairn.runtime.uploads import Target, Uploaded, upload
-from cairn.storage import ObjectStore, open_store
+from cairn.storage import open_store
 from cairn.storage.store import LONGEST_HOLD_S, LONGEST_WRITE_S, put_in_time
 from metastore.engine import open_engine
 from metastore.upkeep import WRITE_GRACE_MIN
-from tests.runtime.one_upload import (
-    FaultyStore,
-    die_in_second_request,
-    fails,
-    hold,
-    no_fault,
-    waits,
+from tests.runtime.forks import FORKS
+from tests.runtime.one_upload import FaultyStore, die_in_second_request, fails, no_fault, waits
+from tests.runtime.tasks import QUERY, Task, facts_of, read_back, remember, remembered
+from tests.runtime.uploading import (
+    EXECUTOR,
+    LOST,
+    Uploading,
+    faulty,
+    until,
 )
-from tests.runtime.tasks import QUERY, Task, facts_of, new_run, read_back, remember, remembered
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.runtime.one_upload"])
-EXECUTOR = "executor"
-LOST = StorageError("the connection was lost")
 SIGNATURE_MIN = 15
 """S3 takes a signed request no later than this after its time."""
 
 
-@dataclass
-class Uploading:
-    """An executor in its first batch, which uploads."""
-
-    plan: RunPlan
-    store: ObjectStore
-
-    def __post_init__(self) -> None:
-        self.batch = self.plan.batch(QUERY, 0)
-        self.manager = TaskManager(self.plan, EXECUTOR)
-        self.manager.begin(self.batch)
-
-    def upload(self, size_bytes: int = 1, *, is_changelog: bool = True) -> Uploaded:
-        path_of = partial(task_manager_file, self.plan.job_id, self.manager.tm_id)
-        target = Target(self.batch, Scope.TASK_MANAGER, path_of, is_changelog)
-        return upload(self.manager, self.store, target, [b"x" * size_bytes])
-
-    def rows(self, statement: str) -> list[Any]:
-        with open_engine(self.plan.metastore_url).begin() as connection:
-            result = connection.execute(text(statement))
-            return [tuple(row) for row in result] if result.returns_rows else []
-
-    def objects(self) -> set[str]:
-        return {found.path for found in self.store.list(f"{self.plan.job_id}/")}
-
-    def let_writes_end(self) -> None:
-        """Makes every write intent as old as it takes for no request to be under way."""
-        self.rows("UPDATE cairn.physical_files SET created_at = created_at - interval '20 min'")
-
-
-@pytest.fixture
-def make(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Callable[..., Uploading]:
-    """Makes an executor from settings and the store that it writes to."""
-
-    def new(store: ObjectStore | None = None, **settings: Any) -> Uploading:
-        storage = store.url if store else tmp_storage
-        plan = new_run(metastore_url, storage, str(tmp_path / "local"))
-        plan = replace(plan, settings=replace(plan.settings, **settings))
-        return Uploading(plan, store or FaultyStore(storage))
-
-    return new
-
-
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """Opens at the end at the latest, so that no thread is left behind."""
-    made = threading.Event()
-    yield made
-    made.set()
-
-
-def faulty(uploading: Uploading) -> FaultyStore:
-    assert isinstance(uploading.store, FaultyStore)
-    return uploading.store
-
-
-def until(reached: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 10
-    while not reached():
-        assert time.monotonic() < give_up, "it does not happen"
-        time.sleep(0.002)
-
-
 def test_a_held_request_is_hedged_and_its_object_goes_however_late_it_lands(
-    make: Callable[..., Uploading], gate: threading.Event
+    uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
     with SlowS3() as s3:
-        uploading = make(open_store(s3.url), upload_max_attempts=1)
+        uploading = uploads(open_store(s3.url), upload_max_attempts=1)
         for _ in range(LEAST_OBSERVED):
             uploading.upload()
         before = uploading.objects()
@@ -160,8 +82,10 @@ def test_a_write_that_was_held_up_after_its_intent_is_not_sent(tmp_storage: str)
     assert store.written == []
 
 
-def test_a_failed_request_is_sent_again_to_another_file(make: Callable[..., Uploading]) -> None:
-    uploading = make(upload_next_attempt_delay_ms=1)
+def test_a_failed_request_is_sent_again_to_another_file(
+    uploads: Callable[..., Uploading],
+) -> None:
+    uploading = uploads(upload_next_attempt_delay_ms=1)
     store = faulty(uploading)
     store.faults = [fails(LOST), fails(LOST)]
     uploaded = uploading.upload()
@@ -179,18 +103,18 @@ def test_a_failed_request_is_sent_again_to_another_file(make: Callable[..., Uplo
 
 
 def test_a_directory_is_written_again_after_a_failure_too(
-    make: Callable[..., Uploading], tmp_storage: str
+    uploads: Callable[..., Uploading], tmp_storage: str
 ) -> None:
     store = FaultyStore(tmp_storage, fails(LOST))
     store.sends_requests = False
-    uploading = make(store, upload_next_attempt_delay_ms=1)
+    uploading = uploads(store, upload_next_attempt_delay_ms=1)
     assert uploading.upload().stats.requests == 2
 
 
 def test_an_upload_fails_with_its_last_error_and_the_next_group_commit_counts_it(
-    make: Callable[..., Uploading],
+    uploads: Callable[..., Uploading],
 ) -> None:
-    uploading = make(upload_next_attempt_delay_ms=1, upload_max_attempts=2)
+    uploading = uploads(upload_next_attempt_delay_ms=1, upload_max_attempts=2)
     store = faulty(uploading)
     store.faults = [fails(StorageError("first")), fails(StorageError("second"))]
     with pytest.raises(StorageError, match="second"):
@@ -201,8 +125,8 @@ def test_an_upload_fails_with_its_last_error_and_the_next_group_commit_counts_it
     assert uploading.rows(failures) == [(0,), (1,)]
 
 
-def test_what_can_never_work_is_not_tried_again(make: Callable[..., Uploading]) -> None:
-    uploading = make()
+def test_what_can_never_work_is_not_tried_again(uploads: Callable[..., Uploading]) -> None:
+    uploading = uploads()
     faulty(uploading).faults = [fails(BadInputError("no such bucket"))]
     with pytest.raises(BadInputError, match="no such bucket"):
         uploading.upload()
@@ -210,9 +134,9 @@ def test_what_can_never_work_is_not_tried_again(make: Callable[..., Uploading]) 
 
 
 def test_after_the_timeout_another_request_is_sent_and_the_first_to_end_counts(
-    make: Callable[..., Uploading], gate: threading.Event
+    uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
-    uploading = make(upload_timeout_ms=20, upload_max_attempts=2)
+    uploading = uploads(upload_timeout_ms=20, upload_max_attempts=2)
     faulty(uploading).faults = [waits(gate)]
     stats = uploading.upload().stats
     assert (stats.requests, stats.retries, stats.winning_attempt) == (2, 1, 2)
@@ -220,7 +144,7 @@ def test_after_the_timeout_another_request_is_sent_and_the_first_to_end_counts(
 
 
 def test_a_first_request_that_ends_before_its_successor_counts(
-    make: Callable[..., Uploading], gate: threading.Event
+    uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
     late = threading.Event()
 
@@ -228,7 +152,7 @@ def test_a_first_request_that_ends_before_its_successor_counts(
         late.set()
         gate.wait()
 
-    uploading = make(upload_timeout_ms=20, upload_max_attempts=2)
+    uploading = uploads(upload_timeout_ms=20, upload_max_attempts=2)
     store = faulty(uploading)
     store.faults = [waits(late), lets_the_first_go_on]
     uploaded = uploading.upload()
@@ -237,9 +161,9 @@ def test_a_first_request_that_ends_before_its_successor_counts(
 
 
 def test_a_first_request_that_ends_while_the_next_intent_is_recorded_counts(
-    make: Callable[..., Uploading], gate: threading.Event
+    uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
-    uploading = make(upload_timeout_ms=20)
+    uploading = uploads(upload_timeout_ms=20)
     store = faulty(uploading)
     store.faults = [waits(gate)]
     others = threading.active_count()
@@ -262,11 +186,13 @@ def test_a_first_request_that_ends_while_the_next_intent_is_recorded_counts(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_request_whose_thread_dies_is_not_waited_for(make: Callable[..., Uploading]) -> None:
+def test_a_request_whose_thread_dies_is_not_waited_for(
+    uploads: Callable[..., Uploading],
+) -> None:
     def breaks(_: Callable[[], None]) -> None:
         raise RuntimeError("nobody expects this")
 
-    uploading = make()
+    uploading = uploads()
     faulty(uploading).faults = [breaks]
     with pytest.raises(OutcomeUnknownError, match="its thread has died"):
         uploading.upload()
@@ -274,9 +200,9 @@ def test_a_request_whose_thread_dies_is_not_waited_for(make: Callable[..., Uploa
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_process_that_dies_between_two_requests_leaves_nothing_for_ever(
-    make: Callable[..., Uploading], when: str
+    uploads: Callable[..., Uploading], when: str
 ) -> None:
-    uploading = make(upload_timeout_ms=20)
+    uploading = uploads(upload_timeout_ms=20)
     plan = uploading.plan
     process = FORKS.Process(target=die_in_second_request, args=(facts_of(plan), EXECUTOR, when))
     process.start()
@@ -293,125 +219,10 @@ def test_a_process_that_dies_between_two_requests_leaves_nothing_for_ever(
     assert read_back(plan, 1) == remembered(1)
 
 
-@contextmanager
-def uploading_meanwhile(
-    uploading: Uploading, gate: threading.Event, *sizes: int
-) -> Iterator[list[Future[Uploaded]]]:
-    """Yields uploads that have begun one after the other, and are held until the gate opens."""
-    store = faulty(uploading)
-    store.faults = [waits(gate)] * len(sizes)
-    with ThreadPoolExecutor(8) as threads:
-        begun: list[Future[Uploaded]] = []
-        for size in sizes:
-            begun.append(threads.submit(uploading.upload, size))
-            until(lambda: len(store.written) == len(begun))
-        try:
-            yield begun
-        finally:
-            gate.set()
-
-
-def is_waiting(uploading: Uploading) -> bool:
-    """Tells whether an upload waits for room: it holds the lock meanwhile."""
-    descriptor = os.open(uploading.manager.directory / "in-flight-changelog.lock", os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-@pytest.mark.parametrize(
-    "limit", [{"upload_in_flight_bytes": 100}, {"upload_threads": 1}], ids=["bytes", "threads"]
-)
-def test_an_upload_waits_while_there_is_no_room_in_flight_and_does_not_fail(
-    make: Callable[..., Uploading], gate: threading.Event, limit: dict[str, int]
-) -> None:
-    uploading = make(**limit)
-    with (
-        ThreadPoolExecutor(1) as threads,
-        uploading_meanwhile(uploading, gate, 60) as [first],
-    ):
-        second = threads.submit(uploading.upload, 60)
-        until(lambda: is_waiting(uploading))
-        assert len(faulty(uploading).written) == 1
-        gate.set()
-        assert first.result().stats.queue_size == 0
-        assert second.result().stats.queue_size == 1
-
-
-def test_uploads_for_which_there_is_room_do_not_wait(
-    make: Callable[..., Uploading], gate: threading.Event
-) -> None:
-    uploading = make(upload_in_flight_bytes=100, upload_threads=3)
-    with uploading_meanwhile(uploading, gate, 40, 40, 20) as begun:
-        gate.set()
-        assert [future.result().stats.queue_size for future in begun] == [0, 1, 2]
-
-
-def test_an_upload_that_is_larger_than_the_limit_goes_alone(
-    make: Callable[..., Uploading], gate: threading.Event
-) -> None:
-    uploading = make(upload_in_flight_bytes=100)
-    with (
-        ThreadPoolExecutor(1) as threads,
-        uploading_meanwhile(uploading, gate, 1000) as [large],
-    ):
-        small = threads.submit(uploading.upload, 1)
-        until(lambda: is_waiting(uploading))
-        gate.set()
-        assert large.result().stats.size_bytes == 1000
-        assert small.result().stats.queue_size == 1
-
-
-def test_a_changelog_does_not_wait_for_bases(
-    make: Callable[..., Uploading], gate: threading.Event
-) -> None:
-    uploading = make(upload_threads=1)
-    store = faulty(uploading)
-    store.faults = [waits(gate)]
-    with ThreadPoolExecutor(1) as threads:
-        base = threads.submit(uploading.upload, 1000, is_changelog=False)
-        until(lambda: len(store.written) == 1)
-        assert uploading.upload().stats.queue_size == 0
-        assert not base.done()
-        gate.set()
-        assert base.result().stats.queue_size == 0
-
-
-def test_an_upload_that_failed_is_in_flight_no_longer(make: Callable[..., Uploading]) -> None:
-    uploading = make(upload_threads=1, upload_retry_policy="none")
-    faulty(uploading).faults = [fails(LOST), no_fault]
-    with pytest.raises(StorageError, match="connection was lost"):
-        uploading.upload()
-    assert uploading.upload().stats.queue_size == 0
-
-
-def test_a_killed_process_is_in_flight_no_longer(make: Callable[..., Uploading]) -> None:
-    uploading = make(upload_threads=1)
-    ours, theirs = FORKS.Pipe()
-    facts = facts_of(uploading.plan)
-    process = FORKS.Process(target=hold, args=(theirs, facts, EXECUTOR, 10))
-    process.start()
-    theirs.close()
-    assert ours.poll(20)
-    assert ours.recv() == "in flight"
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(uploading.upload)
-        until(lambda: is_waiting(uploading))
-        process.kill()
-        process.join()
-        assert waiting.result(timeout=10).stats.requests == 1
-    assert list((uploading.manager.directory / "in-flight-changelog").iterdir()) == []
-
-
 def test_latencies_and_the_budget_outlive_the_processes_of_tasks(
-    make: Callable[..., Uploading], gate: threading.Event
+    uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
-    uploading = make(upload_max_attempts=1)
+    uploading = uploads(upload_max_attempts=1)
     for _ in range(LEAST_OBSERVED):
         uploading.upload()
     store = FaultyStore(uploading.plan.storage, waits(gate), no_fault, waits(gate))

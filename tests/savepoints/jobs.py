@@ -23,7 +23,15 @@ from cairn.storage import ObjectStore, open_store
 from metastore.engine import run_transaction
 from metastore.pins import Pinned
 from metastore.runs import RegisteredRun, Registration, register_run
-from tests.runtime.tasks import MAX_PARALLELISM, QUERY, Task, Write, read_back, remember
+from tests.runtime.tasks import (
+    MAX_PARALLELISM,
+    QUERY,
+    ChangeLists,
+    Task,
+    Write,
+    read_back,
+    remember,
+)
 
 T = TypeVar("T")
 EXECUTOR = "one"
@@ -78,14 +86,22 @@ class Query:
                 manifest_interval=self.interval,
             ),
             tasks=registration.parallelism,
+            split_lists=run.split_lists,
+            union_lists=run.union_lists,
         )
 
     def batch(
-        self, batch_id: int, *, materializes: Sequence[int] = (), write: Write | None = None
+        self,
+        batch_id: int,
+        *,
+        materializes: Sequence[int] = (),
+        write: Write | None = None,
+        change_lists: ChangeLists | None = None,
     ) -> int:
         """Runs a whole batch; returns its checkpoint."""
         for subtask in range(self.plan.parallelism):
-            self.task(batch_id, subtask, subtask in materializes, write).run()
+            task = self.task(batch_id, subtask, subtask in materializes, write)
+            replace(task, change_lists=change_lists).run()
         manager = TaskManager(self.plan, EXECUTOR)
         begun = manager.begin(self.plan.batch(QUERY, batch_id))
         if self.interval:

@@ -24,7 +24,7 @@ from cairn.manifest import (
 KEY: dict[str, Any] = {"type": "struct", "fields": [{"name": "word", "type": "string"}]}
 FILE = ManifestFile("f-1", "job-1/shared/subtask-0-2/f-1.seg", Scope.SHARED)
 SEGMENT = ManifestSegment(
-    "s-1", "f-1", SegmentKind.KEYED_FULL, 1, KeyGroupRange(4, 8), 10, 20, "ab", 3, 7, 5
+    "s-1", "f-1", SegmentKind.KEYED_FULL, 1, KeyGroupRange(4, 8), 10, 20, "ab", 3, 7, 5, 2
 )
 MANIFEST = Manifest(
     job="clicks",
@@ -97,6 +97,7 @@ def test_its_handles_are_those_of_the_segments() -> None:
                 3,
                 7,
                 5,
+                sequence_number=2,
             ),
         )
     ]

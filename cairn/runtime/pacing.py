@@ -1,0 +1,77 @@
+"""When what a batch has changed so far is worth an upload of its own (pre-emptive persist).
+
+Changes are not counted one by one, which would cost every call of a processor. Their size is looked
+at between keys, and the next look comes when they may be enough by what a key has changed so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from cairn.state.view import Changes, Overlay
+
+T = TypeVar("T")
+
+LEAST_SHARE = 0.25
+"""What is handed over at a time, at least, as a share of all that was before.
+
+Finding out what is new walks all that a batch has changed. With this, all walks together cost a
+constant per change, and a batch has tens of parts, however much it changes.
+"""
+_MOST_GROWTH = 15
+"""Items until the next look, at most, as a multiple of those so far: the first may be small."""
+_LEAST_GROWTH = 1 / 8
+"""And at least, of those since changes were handed over."""
+
+
+class Log(Protocol):
+    """Takes a batch's changes in parts."""
+
+    def append(self, changes: Changes) -> None:
+        """Adds changes."""
+        ...
+
+    def preempt(self) -> None:
+        """Begins to make what was added durable."""
+        ...
+
+
+class Pacing:
+    """Gives a log the changes of an overlay each time there are `threshold_bytes` more of them."""
+
+    def __init__(self, overlay: Overlay, log: Log, threshold_bytes: int) -> None:
+        self._overlay = overlay
+        self._log = log
+        self._threshold_bytes = threshold_bytes
+        self._taken_bytes = 0
+        self._items = self._items_since = 0
+        self._per_item_bytes = 0.0
+        self._allowed = 0
+
+    def paced(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields items, each of which changes the overlay before the next one is asked for."""
+        items = iter(items)
+        for item in items:
+            yield item
+            self._look()
+            yield from islice(items, self._allowed)
+
+    def _look(self) -> None:
+        """Hands over what is enough; sets how many items besides one come before the next look."""
+        self._items += 1 + self._allowed
+        self._items_since += 1 + self._allowed
+        size_bytes = self._overlay.size_bytes
+        wanted_bytes = max(self._threshold_bytes, LEAST_SHARE * self._taken_bytes)
+        self._per_item_bytes = size_bytes / self._items_since
+        if size_bytes >= wanted_bytes:
+            self._log.append(self._overlay.take())
+            self._log.preempt()
+            self._taken_bytes += size_bytes
+            self._items_since = size_bytes = 0
+            wanted_bytes = max(self._threshold_bytes, LEAST_SHARE * self._taken_bytes)
+        most, least = _MOST_GROWTH * self._items, _LEAST_GROWTH * self._items_since
+        left_bytes = wanted_bytes - size_bytes
+        expected = left_bytes / self._per_item_bytes if self._per_item_bytes else most
+        self._allowed = int(max(least, min(expected, most)))

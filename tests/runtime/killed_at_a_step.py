@@ -1,0 +1,160 @@
+"""A process that is killed before the nth step of its work, and says which step that was.
+
+A step is what others can see the effect of: the commit of a transaction that has written, the
+moment after it, a change in the storage's directory, a request that writes to S3, a file that gets
+its name in the executor's directory. They are found from outside, by the events of SQLAlchemy and
+of Python's audit hooks; no code of Cairn's is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine, Pool, event
+
+from cairn.errors import CairnError
+from cairn.handles import PinKind
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.manifests import write_manifest_if_due
+from cairn.runtime.materializer import Order, carry_out
+from cairn.savepoints.write import pin
+from cairn.storage import open_store
+from tests.runtime.one_task import die
+from tests.runtime.tasks import QUERY, Task, plan_of, remember, run_together
+
+EXECUTOR = "executor"
+
+_TABLE = re.compile(r"(?:INSERT INTO|UPDATE) cairn\.(\w+)")
+_CHANGES = {"os.link": 1, "os.rename": 1, "os.mkdir": 0, "os.remove": 0}
+"""Audit events that change a directory, with the place of the path that they make or remove."""
+_WRITING = os.O_WRONLY | os.O_RDWR
+_METHOD = re.compile(rb"(PUT|POST|DELETE|GET|HEAD) ")
+
+
+@dataclass
+class Steps:
+    """Counts steps down, and ends the process before the one at which none is left."""
+
+    pipe: Pipe
+    left: int
+
+    def before(self, name: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.pipe.send(name)
+            die()
+
+
+def watch_transactions(steps: Steps) -> None:
+    """Makes the commit of each transaction that writes a step, and the moment after it."""
+    written: dict[int, list[str]] = {}
+    committed: dict[int, str] = {}
+
+    def note(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        tables = written.setdefault(id(connection.connection.dbapi_connection), [])
+        tables += [table for table in _TABLE.findall(statement) if table not in tables]
+
+    def before(connection: Connection) -> None:
+        session = id(connection.connection.dbapi_connection)
+        if tables := written.pop(session, []):
+            committed[session] = f"COMMIT of {', '.join(tables)}"
+            steps.before(f"before {committed[session]}")
+
+    def after(session: object, *_: Any) -> None:
+        written.pop(id(session), None)
+        if id(session) in committed:
+            steps.before(f"after {committed.pop(id(session))}")
+
+    event.listen(Engine, "before_cursor_execute", note)
+    event.listen(Engine, "commit", before)
+    event.listen(Pool, "checkin", after)
+
+
+def watch_files(steps: Steps, storage: str, local: str) -> None:
+    """Makes each change in the storage's directory a step, and each rename in the local one."""
+
+    def is_in(root: str, path: object) -> bool:
+        return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(f"{root}/")
+
+    def look(name: str, given: tuple[Any, ...]) -> None:
+        if name == "open" and is_in(storage, given[0]) and given[2] & _WRITING:
+            steps.before("before a file in the storage is opened")
+        elif name in _CHANGES and is_in(storage, given[_CHANGES[name]]):
+            steps.before(f"before {name[3:]} in the storage")
+        elif name == "os.rename" and is_in(local, given[1]):
+            steps.before(f"before rename into {Path(given[1]).parent.name}")
+
+    sys.addaudithook(look)
+
+
+def watch_requests(steps: Steps) -> None:
+    """Makes the head and the body of each request that writes a step."""
+    methods: dict[int, str] = {}
+
+    def look(name: str, given: tuple[Any, ...]) -> None:
+        if name != "http.client.send":
+            return
+        connection, data = given
+        head = _METHOD.match(data) if isinstance(data, bytes) else None
+        if head:
+            methods[id(connection)] = head[1].decode()
+        method = methods[id(connection)]
+        if method not in ("GET", "HEAD"):
+            steps.before(f"before the {'head' if head else 'body'} of a {method}")
+
+    sys.addaudithook(look)
+
+
+def run(
+    pipe: Pipe,
+    number: int,
+    environment: Mapping[str, str],
+    roots: tuple[str, str],
+    work: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    """Does the work up to its nth step and says which that was, or "" if it has fewer."""
+    os.environ.update(environment)
+    steps = Steps(pipe, number)
+    watch_transactions(steps)
+    watch_files(steps, *roots)
+    watch_requests(steps)
+    try:
+        work(*arguments)
+    except CairnError as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+    else:
+        pipe.send("")
+
+
+def commit_a_batch(facts: dict[str, Any], batch_id: int, task_attempt: int) -> None:
+    """Runs all subtasks of a batch in one group commit."""
+    plan, write = plan_of(facts), remember(batch_id)
+    subtasks = range(plan.parallelism)
+    run_together([Task(plan, EXECUTOR, batch_id, each, task_attempt, write) for each in subtasks])
+
+
+def materialize(order: bytes) -> None:
+    """Carries out the order of a materialising process."""
+    carry_out(msgspec.msgpack.decode(order, type=Order))
+
+
+def savepoint(metastore_url: str, job: str) -> None:
+    """Pins the newest confirmed checkpoint and writes its manifest."""
+    pin(metastore_url, job, None, kind=PinKind.SAVEPOINT)
+
+
+def interval_manifest(facts: dict[str, Any], batch_id: int) -> None:
+    """Writes the manifest that is due in a batch."""
+    plan = plan_of(facts)
+    manager = TaskManager(plan, EXECUTOR)
+    start = manager.begin(plan.batch(QUERY, batch_id))
+    write_manifest_if_due(manager, open_store(plan.storage), start.parent)

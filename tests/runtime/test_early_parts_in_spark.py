@@ -1,0 +1,42 @@
+"""What a stream uploads early is as its option says, and its state is right either way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from sqlalchemy import text
+
+from metastore.engine import open_engine
+from tests.runtime.streams import Settings, expected_state, newest_state, remembered, start
+
+pytestmark = pytest.mark.slow
+
+
+def parts(settings: Settings) -> Mapping[tuple[int, int], Any]:
+    """Returns number of parts, and of their files, by checkpoint and subtask."""
+    with open_engine(settings.metastore).connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT first_checkpoint, subtask, count(*), count(DISTINCT file_id)"
+                " FROM cairn.segments WHERE kind = 'changelog' GROUP BY 1, 2"
+            )
+        )
+        return {(row[0], row[1]): (row[2], row[3]) for row in rows}
+
+
+@pytest.mark.parametrize(("threshold", "is_early"), [("1 kb", True), ("5 mb", False)])
+def test_a_batch_is_uploaded_in_parts_of_the_threshold(
+    spark: SparkSession, stream: Callable[..., Settings], threshold: str, is_early: bool
+) -> None:
+    option = {"cairn.changelog.dstl.preemptive-persist-threshold": threshold}
+    settings = stream(4, parallelism=1, options=option)
+    start(remembered(spark, settings), settings).awaitTermination()
+    assert newest_state(settings.metastore) == expected_state(4)
+    found = parts(settings)
+    assert len(found) == 4
+    for number, files in found.values():
+        assert files <= number
+        assert 1 < number < 10 if is_early else number == 1

@@ -1,0 +1,142 @@
+"""What is in flight at once: uploads that wait for room, and room that the dead give back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from cairn.errors import StorageError
+from cairn.runtime.uploads import Uploaded
+from tests.runtime.forks import FORKS
+from tests.runtime.one_upload import fails, hold, no_fault, waits
+from tests.runtime.tasks import facts_of
+from tests.runtime.uploading import (
+    EXECUTOR,
+    LOST,
+    Uploading,
+    faulty,
+    until,
+)
+
+
+@contextmanager
+def uploading_meanwhile(
+    uploading: Uploading, gate: threading.Event, *sizes: int
+) -> Iterator[list[Future[Uploaded]]]:
+    """Yields uploads that have begun one after the other, and are held until the gate opens."""
+    store = faulty(uploading)
+    store.faults = [waits(gate)] * len(sizes)
+    with ThreadPoolExecutor(8) as threads:
+        begun: list[Future[Uploaded]] = []
+        for size in sizes:
+            begun.append(threads.submit(uploading.upload, size))
+            until(lambda: len(store.written) == len(begun))
+        try:
+            yield begun
+        finally:
+            gate.set()
+
+
+def is_waiting(uploading: Uploading) -> bool:
+    """Tells whether an upload waits for room: it holds the lock meanwhile."""
+    descriptor = os.open(uploading.manager.directory / "in-flight-changelog.lock", os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"upload_in_flight_bytes": 100}, {"upload_threads": 1}], ids=["bytes", "threads"]
+)
+def test_an_upload_waits_while_there_is_no_room_in_flight_and_does_not_fail(
+    uploads: Callable[..., Uploading], gate: threading.Event, limit: dict[str, int]
+) -> None:
+    uploading = uploads(**limit)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        uploading_meanwhile(uploading, gate, 60) as [first],
+    ):
+        second = threads.submit(uploading.upload, 60)
+        until(lambda: is_waiting(uploading))
+        assert len(faulty(uploading).written) == 1
+        gate.set()
+        assert first.result().stats.queue_size == 0
+        assert second.result().stats.queue_size == 1
+
+
+def test_uploads_for_which_there_is_room_do_not_wait(
+    uploads: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = uploads(upload_in_flight_bytes=100, upload_threads=3)
+    with uploading_meanwhile(uploading, gate, 40, 40, 20) as begun:
+        gate.set()
+        assert [future.result().stats.queue_size for future in begun] == [0, 1, 2]
+
+
+def test_an_upload_that_is_larger_than_the_limit_goes_alone(
+    uploads: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = uploads(upload_in_flight_bytes=100)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        uploading_meanwhile(uploading, gate, 1000) as [large],
+    ):
+        small = threads.submit(uploading.upload, 1)
+        until(lambda: is_waiting(uploading))
+        gate.set()
+        assert large.result().stats.size_bytes == 1000
+        assert small.result().stats.queue_size == 1
+
+
+def test_a_changelog_does_not_wait_for_bases(
+    uploads: Callable[..., Uploading], gate: threading.Event
+) -> None:
+    uploading = uploads(upload_threads=1)
+    store = faulty(uploading)
+    store.faults = [waits(gate)]
+    with ThreadPoolExecutor(1) as threads:
+        base = threads.submit(uploading.upload, 1000, is_changelog=False)
+        until(lambda: len(store.written) == 1)
+        assert uploading.upload().stats.queue_size == 0
+        assert not base.done()
+        gate.set()
+        assert base.result().stats.queue_size == 0
+
+
+def test_an_upload_that_failed_is_in_flight_no_longer(
+    uploads: Callable[..., Uploading],
+) -> None:
+    uploading = uploads(upload_threads=1, upload_retry_policy="none")
+    faulty(uploading).faults = [fails(LOST), no_fault]
+    with pytest.raises(StorageError, match="connection was lost"):
+        uploading.upload()
+    assert uploading.upload().stats.queue_size == 0
+
+
+def test_a_killed_process_is_in_flight_no_longer(uploads: Callable[..., Uploading]) -> None:
+    uploading = uploads(upload_threads=1)
+    ours, theirs = FORKS.Pipe()
+    facts = facts_of(uploading.plan)
+    process = FORKS.Process(target=hold, args=(theirs, facts, EXECUTOR, 10))
+    process.start()
+    theirs.close()
+    assert ours.poll(20)
+    assert ours.recv() == "in flight"
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(uploading.upload)
+        until(lambda: is_waiting(uploading))
+        process.kill()
+        process.join()
+        assert waiting.result(timeout=10).stats.requests == 1
+    assert list((uploading.manager.directory / "in-flight-changelog").iterdir()) == []
