@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
-from cairn.cli import commands, inspect, savepoints
+from cairn.cli import commands, inspect, metrics, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
 from metastore.embedded import resolve_url
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     cleanup.add_argument("--dry-run", action="store_true", help="say it, change nothing")
     cleanup.set_defaults(run=commands.cleanup)
     savepoints.add_commands(commands_, common)
+    metrics.add_command(commands_, common)
     return parser
 
 

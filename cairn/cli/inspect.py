@@ -17,6 +17,7 @@ from cairn.cli.output import print_json, print_table
 from cairn.errors import BadInputError, CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
+from cairn.segments.operator_lists import read_lists
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import (
@@ -29,7 +30,7 @@ from cairn.state.entries import (
 )
 from cairn.state.ttl import HEADER_BYTES
 from cairn.storage import open_store
-from metastore.checkpoints import segments_at
+from metastore.checkpoints import lists_at, segments_at
 from metastore.engine import run_transaction
 from metastore.migrate import require_current
 from metastore.models import Checkpoint, CheckpointStatus, Job, StateKind, StateVariable
@@ -42,6 +43,7 @@ _TIMER_COLUMNS = {"key": "key", "expires": "expires (UTC)"}
 _STATE_COLUMNS = {
     "state": "state",
     "key": "key",
+    "subtask": "subtask",
     "index": "index",
     "map_key": "map key",
     "value": "value",
@@ -78,6 +80,8 @@ class CheckpointContent:
     variables: dict[int, Variable]
     hidden: set[int]
     handles: list[SegmentHandle]
+    lists: dict[int, SegmentHandle]
+    """Of operator lists, by subtask."""
 
 
 def state(url: str, arguments: Namespace) -> int:
@@ -129,6 +133,7 @@ def find_content(
         variables={row.state_id: _variable(row) for row in variables if row.dropped_at is None},
         hidden=_INDEXES | {row.state_id for row in variables if row.dropped_at is not None},
         handles=segments_at(connection, job.job_id, chosen, KeyGroupRange(0, job.max_parallelism)),
+        lists=lists_at(connection, job.job_id, chosen),
     )
 
 
@@ -137,7 +142,8 @@ def entries(
 ) -> Iterator[dict[str, Any]]:
     """Returns an iterator of a checkpoint's state as JSON values, one subtask after another.
 
-    What has expired is there as long as no batch has removed it.
+    Operator lists come last, and not where a key is asked for. What has expired is there as long as
+    no batch has removed it.
 
     Raises:
         BadInputError: there is no state variable of that name.
@@ -173,6 +179,21 @@ def _entries(
         if name in (None, variable.name) and key in (None, shown):
             for index, (entry, value) in enumerate(group):
                 yield _row(variable, shown, index, entry.suffix, value)
+    if key is None:
+        yield from _listed(content, name)
+
+
+def _listed(content: CheckpointContent, name: str | None) -> Iterator[dict[str, Any]]:
+    """Yields the elements of operator lists, but for those of dropped ones."""
+    store = open_store(content.storage)
+    for subtask, handle in sorted(content.lists.items()):
+        for state_id, elements in read_lists(store, handle, job=content.job).items():
+            variable = content.variables.get(state_id)
+            if variable is None or name not in (None, variable.name):
+                continue
+            for index, element in enumerate(elements):
+                value = variable.value.to_json(element)
+                yield {"state": variable.name, "subtask": subtask, "index": index, "value": value}
 
 
 def _by_key(

@@ -20,12 +20,13 @@ from cairn.state.handle import StateDeclaration
 from cairn.state.timers import Timers
 from cairn.state.times import TimeMode
 from cairn.state.ttl import Ttl
-from cairn.state.view import DELETE, DELETE_PREFIX, PUT, NoState, Overlay
+from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes, NoState, Overlay
 from cairn.storage import open_store
-from metastore.acks import Ack, IntendedFile, WrittenFile, acknowledge, intend_files
+from metastore.acks import Ack, acknowledge
 from metastore.bases import install
 from metastore.batches import BatchRef, begin_batch
 from metastore.engine import run_transaction
+from metastore.files import IntendedFile, WrittenFile, intend_files
 from metastore.runs import Registration, register_run
 
 KEY_GROUPS, SUBTASKS = 8, 2
@@ -176,13 +177,14 @@ class StatefulJob:
             by_subtask.setdefault(subtask_of(key_group, SUBTASKS, KEY_GROUPS), []).append(change)
         for subtask in range(acks):
             of_subtask = by_subtask.get(subtask, [])
-            file, segment = None, None
+            file, segments = None, tuple[SegmentHandle, ...]()
             if of_subtask:
                 file, segment = self._write(
                     ref, subtask, SegmentKind.CHANGELOG, checkpoint_id, of_subtask
                 )
+                segments = (segment,)
             rows = len(of_subtask) + late_rows
-            ack = Ack(subtask, str(uuid4()), 1, rows, 0, segment, late_rows, max_event_ms)
+            ack = Ack(subtask, str(uuid4()), 1, rows, 0, segments, late_rows, max_event_ms)
             self._acknowledge(ref, checkpoint_id, ack, file)
         self.batches += 1
         return checkpoint_id
@@ -199,7 +201,7 @@ class StatefulJob:
     def _acknowledge(
         self, ref: BatchRef, checkpoint_id: int, ack: Ack, file: WrittenFile | None
     ) -> None:
-        files = {} if file is None or ack.segment is None else {ack.segment.path: file}
+        files = {segment.path: file for segment in ack.segments if file is not None}
         self._run(
             lambda c: acknowledge(
                 c, ref, checkpoint_id=checkpoint_id, tm_id="tm", acks=[ack], files=files
@@ -210,8 +212,8 @@ class StatefulJob:
         self, ref: BatchRef, subtask: int, kind: SegmentKind, as_of: int, changes: list[Change]
     ) -> tuple[WrittenFile, SegmentHandle]:
         ordered = sorted(changes, key=lambda change: change[1][:2])
-        ops, keys, values = zip(*ordered, strict=True)
-        data = encode(ops, keys, values, metadata={})
+        columns = map(list, zip(*ordered, strict=True))
+        data = encode(Changes(*columns), metadata={})
         file_id = str(uuid4())
         path = task_manager_file(self.job_id, "tm", file_id)
         file = IntendedFile(file_id, path, Scope.TASK_MANAGER)

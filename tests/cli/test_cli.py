@@ -35,6 +35,7 @@ COMMANDS = [
     ["pin", "clicks"],
     ["unpin", "clicks", "1"],
     ["pins", "clicks"],
+    ["metrics"],
     ["metastore", "rebuild", "/nowhere"],
 ]
 
