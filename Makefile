@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging test lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore test lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -25,6 +25,9 @@ bench: $(READY) ## Measure Cairn beside native Spark, about an hour (BENCH_ARGS=
 
 bench-merging: $(READY) ## Count files with merging off, within and across checkpoints, beside native Spark
 	@$(BIN)/python -m benchmarks.merging $(BENCH_ARGS)
+
+bench-restore: $(READY) ## Measure restoring 1 GB of state, beside native Spark (BENCH_ARGS="--size-mb 100")
+	@$(BIN)/python -m benchmarks.restore $(BENCH_ARGS)
 
 ##@ Work on it
 setup: $(READY) ## Make .venv with every locked dependency

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.common import positive, workplace
 from benchmarks.report import plot, print_tables, to_json
 from benchmarks.results import Result
 from benchmarks.runner import QUICK, Effort, WrongResultError, run_workload
@@ -24,7 +24,6 @@ from benchmarks.slow_s3 import SlowS3
 from benchmarks.streams import Place
 from benchmarks.workloads import WORKLOADS
 from cairn.errors import CairnError
-from metastore.embedded import stop
 
 FULL = Effort()
 NARROWEST = 100
@@ -54,28 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, told: Console) -> list[Result]:
     if args.quick:  # gone before an optimising compiler pays
         os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    work = args.output.absolute() / "work"
-    metastore = f"embedded:{work / 'metastore'}"
-    if work.exists():  # a run that was killed
-        stop(metastore)
-        shutil.rmtree(work)
-    work.mkdir(parents=True)
     effort = QUICK if args.quick else Effort(FULL.warm_up_batches, args.repetitions, args.batches)
     results = []
-    with SlowS3() as s3:
-        try:
-            for workload in (one for one in WORKLOADS if one.name in args.workload):
-                result = run_workload(
-                    workload.tiny() if args.quick else workload,
-                    Place(work / workload.name, metastore, s3),
-                    effort=effort,
-                    log=args.output / "spark.log",
-                    tell=lambda line: told.print(line, markup=False, soft_wrap=True),
-                )
-                results.append(result)
-        finally:
-            stop(metastore)
-    shutil.rmtree(work)
+    with SlowS3() as s3, workplace(args.output / "work") as (work, metastore):
+        for workload in (one for one in WORKLOADS if one.name in args.workload):
+            result = run_workload(
+                workload.tiny() if args.quick else workload,
+                Place(work / workload.name, metastore, s3),
+                effort=effort,
+                log=args.output / "spark.log",
+                tell=lambda line: told.print(line, markup=False, soft_wrap=True),
+            )
+            results.append(result)
     return results
 
 
@@ -93,11 +82,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"only these: {', '.join(names)}",
     )
     parser.add_argument(
-        "--repetitions", type=_positive, default=FULL.repetitions, help="default: %(default)s"
+        "--repetitions", type=positive, default=FULL.repetitions, help="default: %(default)s"
     )
     parser.add_argument(
         "--batches",
-        type=_positive,
+        type=positive,
         default=FULL.batches,
         help="timed ones in a repetition; default: %(default)s",
     )
@@ -109,13 +98,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print the JSON, not the tables")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
 
 
 if __name__ == "__main__":

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from types import TracebackType
-
 import psutil
 
 from benchmarks.results import WorkerMemory
+from benchmarks.sampler import Sampler
 
-_INTERVAL_S = 0.2
 _DAEMON = "pyspark.daemon"
 _LMDB_FILE = "/data.mdb"
 
 
-class WorkerSampler:
+class WorkerSampler(Sampler):
     """Samples the Python workers below this process while it is entered."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._uss_bytes = 0
         self._without_lmdb_bytes = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
     def peak(self) -> WorkerMemory:
         """Returns the highest samples so far."""
         return WorkerMemory(self._uss_bytes, self._without_lmdb_bytes)
 
-    def __enter__(self) -> WorkerSampler:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(_INTERVAL_S):
-            for process in psutil.Process().children(recursive=True):
-                try:
-                    self._sample(process)
-                except psutil.NoSuchProcess:
-                    continue
+    def sample(self) -> None:
+        """Looks at every worker that there is."""
+        for process in psutil.Process().children(recursive=True):
+            try:
+                self._sample(process)
+            except psutil.NoSuchProcess:
+                continue
 
     def _sample(self, process: psutil.Process) -> None:
         parent = process.parent()

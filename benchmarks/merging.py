@@ -2,9 +2,10 @@
 
 python -m benchmarks.merging [--batches N] [--json]
 
-A word count in tumbling windows with 4 subtasks on one executor, aligned. Counted are the files
-that are created and deleted with merging off, within and across checkpoints: by the metastore's
-records, and by listing the storage after every batch.
+A word count in tumbling windows with 4 subtasks on one executor, aligned. With Cairn, each subtask
+has operator state besides, as the operators of FLIP-306's job have. Counted are the files that are
+created and deleted with merging off, within and across checkpoints: by the metastore's records, and
+by listing the storage after every batch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,14 +28,15 @@ from rich.table import Table
 from sqlalchemy import func, select, text
 
 import cairn
+from benchmarks.common import positive, workplace
 from benchmarks.lines import Line, lines_svg
-from benchmarks.processors import WindowCount
+from benchmarks.processors import ListedWindowCount, WindowCount
 from benchmarks.session import spark_session
 from benchmarks.source import SCHEMA, Source
 from benchmarks.workloads import Workload
 from cairn.errors import CairnError
 from cairn.maintenance.cleanup import cleanup_job
-from metastore.embedded import resolve_url, stop
+from metastore.embedded import resolve_url
 from metastore.engine import open_engine
 from metastore.models import FileStatus, PhysicalFile
 
@@ -146,13 +147,8 @@ def run_mode(
         outcome.samples.append(_sample(listing, mode, metastore, job))
 
     rows = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
-    words = _words(rows)
-    grouped = (
-        words.groupBy("word", "window_end_ms")
-        if mode.options is None
-        else _job(job, mode.options, directory, metastore).groupBy(words, "word", "window_end_ms")
-    )
-    counted = grouped.transformWithState(WindowCount(), OUTPUT, "Update", "EventTime")
+    own = None if mode.options is None else _job(job, mode.options, directory, metastore)
+    counted = _counted(_words(rows), own)
     writer = counted.writeStream.outputMode("update").trigger(availableNow=True)
     writer = writer.option("checkpointLocation", str(checkpoint)).foreachBatch(each)
     writer.start().awaitTermination()
@@ -162,6 +158,13 @@ def run_mode(
     return outcome, pa.concat_tables(tables).sort_by(
         [("word", "ascending"), ("window_end_ms", "ascending")]
     )
+
+
+def _counted(words: DataFrame, job: cairn.Job | None) -> DataFrame:
+    key, how = ("word", "window_end_ms"), (OUTPUT, "Update", "EventTime")
+    if job is None:
+        return words.groupBy(*key).transformWithState(WindowCount(), *how)
+    return job.groupBy(words, *key).transformWithState(ListedWindowCount(), *how)
 
 
 def _job(name: str, options: Mapping[str, object], directory: Path, metastore: str) -> cairn.Job:
@@ -285,30 +288,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(batches: int, output: Path, told: Console) -> list[Outcome]:
-    work = output.absolute() / "work-merging"
-    metastore = f"embedded:{work / 'metastore'}"
-    if work.exists():  # a run that was killed
-        stop(metastore)
-        shutil.rmtree(work)
-    work.mkdir(parents=True)
-    files = Source(WORDS, work / "input").batches(batches)
     outcomes: list[Outcome] = []
     first: pa.Table | None = None
-    try:
-        with spark_session(output / "spark.log") as session:
-            session.conf.set("spark.sql.shuffle.partitions", str(SUBTASKS))
-            for key, value in _SAME_RETENTION.items():
-                session.conf.set(key, value)
-            for mode in MODES:
-                outcome, rows = run_mode(session, mode, files, work / mode.name, metastore)
-                outcomes.append(outcome)
-                told.print(f"{mode.name}: {outcome.created} files, {outcome.deleted} deleted")
-                first = rows if first is None else first
-                if not rows.equals(first):
-                    raise WrongCountError(f"{mode.name} and {MODES[0].name} put out other rows")
-    finally:
-        stop(metastore)
-    shutil.rmtree(work)
+    place = workplace(output / "work-merging")
+    with place as (work, metastore), spark_session(output / "spark.log") as session:
+        files = Source(WORDS, work / "input").batches(batches)
+        session.conf.set("spark.sql.shuffle.partitions", str(SUBTASKS))
+        for key, value in _SAME_RETENTION.items():
+            session.conf.set(key, value)
+        for mode in MODES:
+            outcome, rows = run_mode(session, mode, files, work / mode.name, metastore)
+            outcomes.append(outcome)
+            told.print(f"{mode.name}: {outcome.created} files, {outcome.deleted} deleted")
+            first = rows if first is None else first
+            if not rows.equals(first):
+                raise WrongCountError(f"{mode.name} and {MODES[0].name} put out other rows")
     return outcomes
 
 
@@ -348,7 +342,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.merging", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--batches", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--batches", type=positive, default=100, help="default: %(default)s")
     parser.add_argument(
         "--output", type=Path, default=Path("build/bench"), help="directory; default: %(default)s"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 TTL_MS = 3_600_000
 """Longer than any run: every update pays for the TTL, and no output depends on the clock."""
@@ -201,6 +203,61 @@ class WindowCount(StatefulProcessor):
         known = self._count.get()
         self._count.clear()
         yield Row(word=key[0], window_end_ms=key[1], n=known[0] if known else 0)
+
+    def close(self) -> None:
+        """Holds nothing that needs closing."""
+
+
+class ListedWindowCount(WindowCount):
+    """Counts its calls besides, in a list of the subtask: state that belongs to one checkpoint.
+
+    The operators of FLIP-306's job have such state, and its table counts the files of that alone.
+    Spark has nothing of the kind.
+    """
+
+    def init(self, handle: Any) -> None:  # noqa: ANN401 - Spark's class has no operator lists
+        """Declares the count and the list."""
+        super().init(handle)
+        self._calls = handle.getOperatorListState("calls", "n long")
+        self._made = sum(made for (made,) in self._calls.get())
+
+    def handleInputRows(
+        self,
+        key: Any,  # noqa: ANN401
+        rows: Iterator[Row],
+        timerValues: TimerValues,
+    ) -> Iterator[Row]:
+        """Adds the rows to the count."""
+        self._made += 1
+        return super().handleInputRows(key, rows, timerValues)
+
+    def close(self) -> None:
+        """Keeps the number of calls."""
+        self._calls.put([(self._made,)])
+
+
+LATEST = StructType([StructField("value", LongType()), StructField("payload", BinaryType())])
+"""Not as text, which only Spark can read: its state is made without Spark, too."""
+
+
+class Latest(StatefulProcessor):
+    """Keeps the newest row of each key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declares the row."""
+        self._latest = handle.getValueState("latest", LATEST)
+
+    def handleInputRows(
+        self,
+        key: Any,  # noqa: ANN401
+        rows: Iterator[Row],
+        timerValues: TimerValues,
+    ) -> Iterator[Row]:
+        """Replaces the row; yields what tells the one before from others."""
+        value, payload = self._latest.get() or (-1, b"")
+        for row in rows:
+            self._latest.update((row.value, bytes(row.payload)))
+        yield Row(key=key[0], value=value, checksum=zlib.crc32(payload))
 
     def close(self) -> None:
         """Holds nothing that needs closing."""

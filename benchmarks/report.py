@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pyspark
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common import add_text, machine, new_table
 from benchmarks.figures import Figures, figures, targets
 from benchmarks.results import Result
 from benchmarks.session import HEAP, MASTER
@@ -32,15 +29,7 @@ def to_json(results: Sequence[Result], load: float) -> dict[str, Any]:
         load: the machine's load average when the benchmark began.
     """
     return {
-        "machine": {
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "spark": pyspark.__version__,
-            "master": MASTER,
-            "heap": HEAP,
-            "load_before": round(load, 2),
-        },
+        "machine": machine(load) | {"master": MASTER, "heap": HEAP},
         "workloads": [
             {
                 "name": result.workload.name,
@@ -71,7 +60,7 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
 
 
 def _times_table(results: Sequence[Result]) -> Table:
-    table = _table("Times in ms: medians over repetitions", "workload", "engine")
+    table = new_table("Times in ms: medians over repetitions", "workload", "engine")
     for column in ("addBatch", "lowest–highest", "trigger", "first batch", "restart"):
         table.add_column(column, justify="right")
     for result in results:
@@ -90,7 +79,7 @@ def _times_table(results: Sequence[Result]) -> Table:
 
 
 def _counts_table(results: Sequence[Result]) -> Table:
-    table = _table("A batch: state files created, S3 requests", "workload", "engine")
+    table = new_table("A batch: state files created, S3 requests", "workload", "engine")
     for column in ("files", "snapshots", ".crc files", "requests"):
         table.add_column(column, justify="right")
     for result in results:
@@ -103,7 +92,7 @@ def _counts_table(results: Sequence[Result]) -> Table:
 
 def _memory_table(results: Sequence[Result]) -> Table:
     title = "Peak memory of the largest Python worker in MB"
-    table = _table(title, "workload", "engine")
+    table = new_table(title, "workload", "engine")
     for column in ("unique set size", "without LMDB's file"):
         table.add_column(column, justify="right")
     for result in results:
@@ -118,7 +107,7 @@ def _memory_table(results: Sequence[Result]) -> Table:
 
 
 def _targets_table(results: Sequence[Result]) -> Table:
-    table = _table("Targets: medians over repetitions", "workload", "comparison")
+    table = new_table("Targets: medians over repetitions", "workload", "comparison")
     for column in ("median", "lowest–highest", "target"):
         table.add_column(column, justify="right")
     table.add_column("")
@@ -137,13 +126,6 @@ def _targets_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column)
-    return table
-
-
 def plot(results: Sequence[Result]) -> str:
     """Returns an SVG with a bar for each engine's addBatch, scaled within each workload."""
     svg = ET.Element("svg", xmlns="http://www.w3.org/2000/svg")
@@ -153,7 +135,7 @@ def plot(results: Sequence[Result]) -> str:
     for result in results:
         rows = list(figures(result))
         longest_ms = max(row.add_batch_ms.highest for row in rows)
-        _text(svg, _GAP, top + _BAR - 4, result.workload.about)
+        add_text(svg, _GAP, top + _BAR - 4, result.workload.about)
         for row in rows:
             _bar(svg, top, row, longest_ms)
             top += _BAR
@@ -176,10 +158,5 @@ def _bar(svg: ET.Element, top: int, row: Figures, longest_ms: float) -> None:
     middle = str(top + _BAR // 2 - 2)
     line = {"x1": f"{lowest:.1f}", "x2": f"{highest:.1f}", "y1": middle, "y2": middle}
     ET.SubElement(svg, "line", line, stroke="black")
-    _text(svg, _LEFT - 5, top + _BAR - 5, row.engine, anchor="end")
-    _text(svg, max(end, highest) + 5, top + _BAR - 5, f"{spread.median:.0f} ms")
-
-
-def _text(svg: ET.Element, x: float, y: float, text: str, *, anchor: str = "start") -> None:
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
-    ET.SubElement(svg, "text", place).text = text
+    add_text(svg, _LEFT - 5, top + _BAR - 5, row.engine, anchor="end")
+    add_text(svg, max(end, highest) + 5, top + _BAR - 5, f"{spread.median:.0f} ms")

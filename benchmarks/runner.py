@@ -63,7 +63,7 @@ def run_workload(
         for stream in streams:
             stream.run(session, files)
         for repetition in range(repetitions):
-            files = source.batches(1 + effort.batches)
+            files = source.batches(1 + (workload.batches or effort.batches))
             shift = repetition % len(streams)
             for stream in streams[shift:] + streams[:shift]:
                 result.repetitions[stream.engine.name].append(stream.run(session, files))

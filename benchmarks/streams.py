@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import cairn
+from benchmarks.materializers import MaterializerWatch
 from benchmarks.results import Repetition
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
@@ -94,8 +95,10 @@ class Stream:
             query = writer.foreachBatch(lambda df, _: tables.append(df.toArrow())).start()
         else:
             query = writer.format("noop").start()
+        watch = MaterializerWatch()
         try:
-            query.awaitTermination()
+            with watch:
+                query.awaitTermination()
             progress = [found for found in query.recentProgress if found["numInputRows"]]
         finally:
             query.stop()
@@ -114,6 +117,7 @@ class Stream:
             checksum_files=kinds[FileKind.CHECKSUM],
             requests=[self._requests(batch) for batch in progress[1:]],
             batches=len(progress),
+            materialising=[watch.share(*_span_s(batch)) for batch in progress[1:]],
         ), tables
 
     def _plan(self, session: SparkSession) -> DataFrame:

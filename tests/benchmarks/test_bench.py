@@ -1,31 +1,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.session import ROOT
+from tests.benchmarks.running import run
 
 
 @pytest.mark.slow
 def test_a_quick_run_measures_both_engines_and_s3(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks", "--quick", "--json"),
-            *("--output", str(tmp_path), "--workload", "counting-p2", "s3-p2"),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+    measured = run(
+        *("benchmarks", "--quick", "--output", str(tmp_path)),
+        *("--workload", "counting-p2", "s3-p2"),
     )
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)
     assert measured == json.loads((tmp_path / "result.json").read_text())
     engines = {one["name"]: set(one["repetitions"]) for one in measured["workloads"]}
     assert engines == {

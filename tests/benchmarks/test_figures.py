@@ -20,6 +20,7 @@ ONE = Repetition(
     checksum_files=4,
     requests=[9, 1, 2],
     batches=4,
+    materialising=[0.0, 0.0, 0.0],
 )
 
 
@@ -83,6 +84,19 @@ def test_time_that_s3_adds_is_told_in_round_trips() -> None:
     found = {target.what: target for target in targets(result)}
     assert found["time added by S3 / 30 ms"].spread == Spread(1.5, 1, 2)
     assert found["S3 requests a batch"].spread.median == 2
+
+
+def test_batches_beside_a_materialisation_are_compared_with_others_of_the_same_stream() -> None:
+    shares = [1.0, 1.0] + [0.0] * 5 + [0.5] + [1.0] * 5
+    times_ms = [5000, 5000] + [100] * 5 + [9000] + [80, 90, 120, 130, 140]
+    slower = replace(ONE, add_batch_ms=times_ms, materialising=shares)
+    too_few = replace(slower, materialising=[*shares[:-1], 0.5])
+    result = Result(workload("materialising"), {"cairn-materialising": [slower, too_few, slower]})
+    [target] = targets(result)
+    assert target.spread == Spread(1.2, 1.2, 1.2)
+    assert not target.met
+    result = Result(workload("materialising"), {"cairn-materialising": [too_few]})
+    assert list(targets(result)) == []
 
 
 def test_plot_has_a_bar_for_each_engine() -> None:

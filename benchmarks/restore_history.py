@@ -1,0 +1,224 @@
+"""A history of one job, written by the code that Spark's tasks run, but without Spark.
+
+Every batch begins, spools its changes and commits them as `cairn.runtime.operator.run_task` does,
+for all subtasks at once. Local state is brought up only where it is materialised.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from benchmarks.processors import Latest
+from benchmarks.restore_rows import (
+    Shape,
+    Step,
+    key_names,
+    last_steps,
+    payloads,
+    spark_hashes,
+    steps,
+)
+from cairn.handles import PinKind
+from cairn.keygroups import KeyGroupRange, subtask_of
+from cairn.layout import manifest_file
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.runtime.attempt import Attempt, Input
+from cairn.runtime.executor import TaskManager
+from cairn.runtime.materialize import materialize
+from cairn.runtime.planning import struct
+from cairn.runtime.restore import parent_state
+from cairn.runtime.run_plan import RunPlan
+from cairn.savepoints.write import pin
+from cairn.settings import Settings
+from cairn.state.codec import TupleCodec
+from cairn.state.entries import entry_prefix
+from cairn.state.handle import DeclaringHandle
+from cairn.state.times import TimeMode
+from cairn.state.view import NoState, Overlay
+from cairn.storage import open_store
+from metastore.batches import BatchRef
+from metastore.checkpoints import segments_at
+from metastore.engine import run_transaction
+from metastore.runs import Registration, register_run
+
+MATERIALISED, CHANGELOG = "materialised", "changelog"
+"""The two histories: with materialisation by the rules of the default options, and without any."""
+KEY_SCHEMA = StructType([StructField("key", StringType())]).jsonValue()
+QUERY = "00000000-0000-0000-0000-000000000158"
+_EXECUTOR = "history"
+_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What a restore of the job's newest checkpoint reads: segments and bytes by kind."""
+
+    segments: dict[str, int]
+    size_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A job whose batches before `next_batch` are confirmed.
+
+    Attributes:
+        digest: see `digest_of`; computed from the rows, not from what was stored.
+        manifest: the URL of the newest checkpoint's manifest.
+    """
+
+    name: str
+    plan: RunPlan
+    next_batch: int
+    entries: int
+    digest: int
+    holds: Kinds
+    manifest: str
+
+    def batch(self) -> BatchRef:
+        """Returns the batch whose parent is the newest checkpoint; it has begun already."""
+        return self.plan.batch(QUERY, self.next_batch)
+
+
+def digest_of(key: bytes, value: bytes) -> int:
+    """Returns what an entry adds to a digest, which is the sum modulo 2^64 in any order."""
+    return zlib.crc32(key) << 32 | zlib.crc32(value)
+
+
+def write_history(
+    name: str, shape: Shape, parallelism: int, directory: Path, metastore_url: str
+) -> History:
+    """Writes one of the two histories below a directory."""
+    storage = directory / name / "storage"
+    storage.mkdir(parents=True)
+    settings = replace(Settings(), local_dir=str(directory / name / "local"), persist_delay_ms=0)
+    writer = _Writer(name, shape, parallelism, storage.as_uri(), metastore_url, settings)
+    history = steps(shape)
+    is_due = False
+    for step in history:
+        writer.write(step, materialises=is_due)
+        is_due = step.then_materialise and name == MATERIALISED
+    return writer.finish(len(history))
+
+
+class _Writer:
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        parallelism: int,
+        storage: str,
+        metastore_url: str,
+        settings: Settings,
+    ) -> None:
+        self._name = name
+        self._shape = shape
+        self._last = last_steps(shape, steps(shape))
+        self._digest = 0
+        self._plan, self._value_codec, state_id = _register(
+            name, parallelism, storage, metastore_url, settings
+        )
+        self._store = open_store(storage)
+        self._manager = TaskManager(self._plan, _EXECUTOR)
+        key_codec = TupleCodec(KEY_SCHEMA, name="key")
+        names = key_names(shape)
+        groups = (spark_hashes(names) % settings.max_parallelism).tolist()
+        self._subtasks = [subtask_of(g, parallelism, settings.max_parallelism) for g in groups]
+        self._keys = [
+            entry_prefix(group, state_id, key_codec.encode((key,)))
+            for group, key in zip(groups, names, strict=True)
+        ]
+
+    def write(self, step: Step, *, materialises: bool) -> None:
+        """Does one batch."""
+        attempt = self._begin(step.number)
+        if materialises:
+            self._materialise(attempt)
+        overlays = [Overlay(NoState()) for _ in range(self._plan.parallelism)]
+        for number, payload in zip(step.keys.tolist(), payloads(self._shape, step), strict=True):
+            key, value = self._keys[number], self._value_codec.encode((step.number, payload))
+            overlays[self._subtasks[number]].put(key, value)
+            if self._last[number] == step.number:
+                self._digest = self._digest + digest_of(key, value) & _MASK
+        attempt.commit(
+            [
+                attempt.spool(attempt.open_log(subtask), overlay, Input(rows=len(overlay.pending)))
+                for subtask, overlay in enumerate(overlays)
+            ]
+        )
+
+    def finish(self, batches: int) -> History:
+        """Confirms the last batch by beginning the next; returns what is there."""
+        self._begin(batches)
+        pinned = pin(self._plan.metastore_url, self._name, None, kind=PinKind.SAVEPOINT)
+        everything = KeyGroupRange(0, self._plan.settings.max_parallelism)
+        handles = run_transaction(
+            self._plan.metastore_url,
+            lambda c: segments_at(c, self._plan.job_id, pinned.checkpoint_id, everything),
+            what="reading what a checkpoint holds",
+        )
+        segments, size_bytes = Counter[str](), Counter[str]()
+        for handle in handles:
+            segments[handle.kind.value] += 1
+            size_bytes[handle.kind.value] += handle.size_bytes
+        return History(
+            self._name,
+            self._plan,
+            batches,
+            self._shape.keys,
+            self._digest,
+            Kinds(dict(segments), dict(size_bytes)),
+            f"{pinned.storage}/{manifest_file(pinned.job_id, pinned.checkpoint_id)}",
+        )
+
+    def _begin(self, number: int) -> Attempt:
+        batch = self._plan.batch(QUERY, number)
+        return Attempt(self._manager, self._store, batch, self._manager.begin(batch), number)
+
+    def _materialise(self, attempt: Attempt) -> None:
+        for subtask in range(self._plan.parallelism):
+            with parent_state(self._manager, self._store, subtask, attempt.start) as reader:
+                materialize(self._manager, self._store, attempt.batch, subtask, reader)
+        cleanup_job(self._plan.metastore_url, self._name)
+
+
+def _register(
+    name: str, parallelism: int, storage: str, metastore_url: str, settings: Settings
+) -> tuple[RunPlan, TupleCodec, int]:
+    """Registers the run as the plan of `Latest` does; returns its codec of values and state id."""
+    handle = DeclaringHandle(lambda schema: struct(schema).jsonValue(), TimeMode.NONE)
+    Latest().init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
+    [declared] = handle.declarations
+    registration = Registration(
+        run_id=uuid.uuid4(),
+        job=name,
+        storage=storage,
+        parallelism=parallelism,
+        max_parallelism=settings.max_parallelism,
+        num_retained=settings.num_retained,
+        key_schema=KEY_SCHEMA,
+        states=handle.declarations,
+        time_mode=TimeMode.NONE.value,
+    )
+    run = run_transaction(
+        metastore_url, lambda c: register_run(c, registration), what="registering a run"
+    )
+    plan = RunPlan(
+        job=name,
+        job_id=run.job_id,
+        run_id=str(registration.run_id),
+        epoch=run.epoch,
+        parallelism=parallelism,
+        storage=storage,
+        metastore_url=metastore_url,
+        settings=settings,
+        tasks=parallelism,
+    )
+    state = run.states[declared.name]
+    codec = TupleCodec(declared.value_schema, name=declared.name, layout=state.value_layout)
+    return plan, codec, state.state_id
