@@ -6,12 +6,14 @@ import ast
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
+from cairn.cli.prometheus import prometheus_name
 from cairn.settings import OPTIONS, Settings
+from metastore.metrics import METRICS, Metric
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -40,6 +42,15 @@ def option_rows() -> dict[str, list[str]]:
         if line.startswith("| `cairn.")
     ]
     return {row[0].strip("`"): row for row in rows}
+
+
+def metric_rows() -> list[list[str]]:
+    """Returns the cells of the tables of metrics."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in read("docs/metrics.md").splitlines()
+        if line.startswith("| `") and line.count(" | ") == len(fields(Metric)) - 1
+    ]
 
 
 def anchors(document: str) -> set[str]:
@@ -72,6 +83,19 @@ def test_an_options_default_and_range_are_those_of_the_code(key: str) -> None:
     settings = Settings.from_options({key: default.strip("`")})
     assert asdict(settings)[field] == asdict(Settings())[field]
     assert documented == allowed
+
+
+def test_every_metric_is_documented_as_the_code_describes_it() -> None:
+    assert metric_rows() == [
+        [f"`{m.name}`", m.kind.value, m.scope.value, m.unit, m.meaning] for m in METRICS
+    ]
+
+
+def test_the_names_in_prometheus_that_are_documented_follow_the_rule() -> None:
+    examples = re.findall(r"^\| `([\w.]+)` \| `(\w+)\{", read("docs/metrics.md"), re.MULTILINE)
+    names = {metric.name: prometheus_name(metric) for metric in METRICS}
+    assert examples
+    assert [(name, names[name]) for name, _ in examples] == examples
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

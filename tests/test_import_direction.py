@@ -52,6 +52,7 @@ LIBRARIES = {
     "boto3": ("cairn/storage/s3.py",),
     "botocore": ("cairn/storage/s3.py",),
     "pandas": ("cairn/runtime/frames.py",),
+    "prometheus_client": ("cairn/cli/prometheus.py", "cairn/cli/endpoint.py"),
 }
 UNSAFE_ON_READ = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
