@@ -27,7 +27,7 @@ from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.report import counted_words, make_report
 from demo.source import count_words, stage
-from demo.stream import Stream, progress, wait_for_middle_of_batch
+from demo.stream import Stream, batches_done, wait_for_middle_of_batch
 from metastore.embedded import resolve_url, stop
 from metastore.engine import open_engine
 from metastore.migrate import migrate
@@ -134,21 +134,20 @@ def _stream(demo: Demo, bars: Progress) -> int:
     task = bars.add_task("Stream (killed once)", total=BATCHES)
     stream = Stream(demo.arguments, demo.log)
     try:
-        while (done := progress(demo.url, JOB).batches) < KILL_AFTER_BATCHES:
+        while stream.running() and (done := batches_done(demo.url, JOB)) < KILL_AFTER_BATCHES:
             bars.update(task, completed=done)
-            stream.running()
             time.sleep(0.1)
-        killed_in = wait_for_middle_of_batch(demo.url, JOB)
+        killed_in = wait_for_middle_of_batch(stream, demo.url, JOB)
         stream.kill()
         bars.update(task, description=f"Stream (killed in checkpoint {killed_in}, restarted)")
         stream = Stream(demo.arguments, demo.log)
         while stream.running():
-            done = progress(demo.url, JOB).batches
+            done = batches_done(demo.url, JOB)
             bars.update(task, completed=done, total=max(BATCHES, done))
             time.sleep(0.2)
     finally:
         stream.stop()
-    done = progress(demo.url, JOB).batches
+    done = batches_done(demo.url, JOB)
     bars.update(task, completed=done, total=done)
     return killed_in
 

@@ -7,28 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import func, select
 
 from cairn.errors import CairnError
 from metastore.engine import open_engine
-from metastore.models import Checkpoint, CheckpointStatus, Job, SubtaskAck
+from metastore.models import Checkpoint, CheckpointStatus, Job
 
 DONE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED)
 
 
 class StreamFailedError(CairnError):
     """The streaming process ended by itself, and not well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the stream is: batches whose checkpoint is whole, and whether one is under way."""
-
-    batches: int
-    in_batch: bool
 
 
 class Stream:
@@ -75,38 +66,33 @@ class Stream:
                 self.kill()
 
 
-def progress(url: str, job: str) -> Progress:
-    """Returns how far the job's stream is, by the metastore."""
+def batches_done(url: str, job: str) -> int:
+    """Returns how many of the job's batches have a whole checkpoint, by the metastore."""
     with open_engine(url).connect() as connection:
-        rows = connection.execute(
-            select(Checkpoint.status, func.count(Checkpoint.batch_id.distinct()))
+        return connection.execute(
+            select(func.count(Checkpoint.batch_id.distinct()))
             .join(Job, Job.job_id == Checkpoint.job_id)
-            .where(Job.name == job)
-            .group_by(Checkpoint.status)
-        ).all()
-    counts: dict[CheckpointStatus, int] = {row[0]: row[1] for row in rows}
-    return Progress(
-        sum(counts.get(status, 0) for status in DONE),
-        CheckpointStatus.IN_PROGRESS in counts,
-    )
+            .where(Job.name == job, Checkpoint.status.in_(DONE))
+        ).scalar_one()
 
 
-def wait_for_middle_of_batch(url: str, job: str) -> int:
-    """Returns the id of a checkpoint that some, not all, of its subtasks have acknowledged."""
+def wait_for_middle_of_batch(stream: Stream, url: str, job: str) -> int:
+    """Returns the id of a checkpoint that has begun and that not all subtasks have acknowledged.
+
+    Raises:
+        StreamFailedError: the stream ended before one was seen.
+    """
     newest = (
-        select(Checkpoint.checkpoint_id, func.count(SubtaskAck.subtask), Checkpoint.parallelism)
+        select(func.max(Checkpoint.checkpoint_id))
         .join(Job, Job.job_id == Checkpoint.job_id)
-        .outerjoin(
-            SubtaskAck,
-            (SubtaskAck.job_id == Checkpoint.job_id)
-            & (SubtaskAck.checkpoint_id == Checkpoint.checkpoint_id),
-        )
         .where(Job.name == job, Checkpoint.status == CheckpointStatus.IN_PROGRESS)
-        .group_by(Checkpoint.checkpoint_id, Checkpoint.parallelism)
     )
-    while True:
+    while stream.running():
         with open_engine(url).connect() as connection:
-            for checkpoint_id, acked, parallelism in connection.execute(newest):
-                if 0 < acked < parallelism:
-                    return int(checkpoint_id)
+            found = connection.execute(newest).scalar_one()
+        if found is not None:
+            return int(found)
         time.sleep(0.01)
+    raise StreamFailedError(
+        "the stream came to its end before it could be killed in a batch", job=job
+    )
