@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.materializers import BATCHES_SKIPPED
+from benchmarks.materializers import BATCHES_SKIPPED, NEAR_BATCHES
 from benchmarks.results import Repetition, Result
 from benchmarks.workloads import (
     CAIRN,
@@ -147,14 +147,18 @@ def _add_batch_ms(one: Repetition) -> float:
 def _while_materialising(one: Repetition) -> float | None:
     """Returns how much longer batches took all through which some subtask was materialised.
 
-    That is by their medians, against those in which none was. None if there are too few of either.
+    Each is compared with the median of those near it in which none was, because a stream becomes
+    faster and slower by itself, and counted only if there are enough of them. Returns the median of
+    these ratios; None if there are too few.
     """
     batches = list(zip(one.add_batch_ms, one.materialising, strict=True))[BATCHES_SKIPPED:]
-    during = [ms for ms, share in batches if share == 1]
-    without = [ms for ms, share in batches if share == 0]
-    if min(len(during), len(without)) < LEAST_COMPARED:
-        return None
-    return statistics.median(during) / statistics.median(without)
+    ratios = []
+    for place, (ms, share) in enumerate(batches):
+        near = batches[max(0, place - NEAR_BATCHES) : place + NEAR_BATCHES + 1]
+        without = [ms for ms, share in near if share == 0]
+        if share == 1 and len(without) >= LEAST_COMPARED:
+            ratios.append(ms / statistics.median(without))
+    return statistics.median(ratios) if len(ratios) >= LEAST_COMPARED else None
 
 
 def _files(one: Repetition) -> float:

@@ -7,10 +7,12 @@ import time
 import psutil
 
 from benchmarks.sampler import Sampler
-from cairn.runtime import materializer
+from cairn.runtime import materializing_process
 
-BATCHES_SKIPPED = 2
-"""After a start, of those that are compared: they are slower than later ones."""
+BATCHES_SKIPPED = 20
+"""After a start, of those that are compared: while Java compiles, they become faster and faster."""
+NEAR_BATCHES = 20
+"""How far a batch beside a materialisation may be from those that it is compared with."""
 
 _NEW_S = 1.0
 
@@ -57,6 +59,8 @@ def _is_running(pid: int) -> bool:
 
 def _materialises(pid: int) -> bool:
     try:
-        return any(materializer.__name__ in argument for argument in psutil.Process(pid).cmdline())
+        return any(
+            materializing_process.__name__ in argument for argument in psutil.Process(pid).cmdline()
+        )
     except psutil.NoSuchProcess:
         return False

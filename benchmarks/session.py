@@ -24,6 +24,7 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",  # a stream's batches, all of them
     "spark.shuffle.reduceLocality.enabled": "false",
     # With ProcessingTime, native would run batches without data for ever.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -199,7 +199,7 @@ WORKLOADS = (
         keys=1_000_000,
         engines=(CAIRN_MATERIALISING,),
         memory=False,
-        batches=90,
+        batches=130,
     ),
     replace(
         COUNTING_P8,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +46,28 @@ what a restore reads beyond the state itself and what an increment costs.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some key groups, and what replaces or changes their state, sorted by key."""
+
+    key_groups: KeyGroupRange
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A segment to write, and what it covers."""
+
+    key_groups: KeyGroupRange
+    entries: int
+    data: bytes
+    sha256: str
+
+
+Drawn = Callable[[Iterator[Encoded]], Iterator[Encoded]]
+"""Gives the same segments. They are computed where it draws them from the iterator."""
+
+
 def materialize(
     manager: TaskManager,
     store: ObjectStore,
@@ -54,6 +76,7 @@ def materialize(
     reader: LocalReader,
     *,
     full_from_share: float = FULL_FROM_SHARE,
+    drawn: Drawn = iter,
 ) -> Materialized | None:
     """Writes the subtask's state, or what has changed since its bases, and releases the changelog.
 
@@ -86,7 +109,7 @@ def materialize(
     encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
     with ExitStack() as held:
         slot = shared_slot(manager, subtask, held)
-        written = _write_all(manager, store, batch, subtask, kind, encoded, as_of, slot)
+        written = _write_all(manager, store, batch, subtask, kind, drawn(encoded), as_of, slot)
         run_transaction(
             plan.metastore_url,
             lambda connection: install(connection, batch, subtask, written, replaced),
@@ -97,30 +120,13 @@ def materialize(
     return Materialized.of([handle for _, handle in written])
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some key groups, and what replaces or changes their state, sorted by key."""
-
-    key_groups: KeyGroupRange
-    changes: Changes
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A segment to write, and what it covers."""
-
-    key_groups: KeyGroupRange
-    entries: int
-    data: bytes
-
-
 def _increment(
     reader: LocalReader, store: ObjectStore, job: str, replay: Replay, key_groups: KeyGroupRange
 ) -> Iterator[Chunk]:
     segments = read_segments(store, replay.changes, job=job, key_groups=key_groups)
     touched = touched_by(changes for _, changes in segments)
     changes = (net_changes(reader, touched.get(group, ())) for group in _each(key_groups))
-    return _chunked(key_groups, changes, CHUNK_BYTES)
+    yield from _chunked(key_groups, changes, CHUNK_BYTES)
 
 
 def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
@@ -159,7 +165,8 @@ def _encode(
 ) -> Encoded:
     metadata = segment_format.segment_metadata(plan.job, as_of_checkpoint, subtask, kind)
     data = segment_format.encode(chunk.changes, metadata=metadata)
-    return Encoded(chunk.key_groups, len(chunk.changes), data)
+    checksum = hashlib.sha256(data).hexdigest()
+    return Encoded(chunk.key_groups, len(chunk.changes), data, checksum)
 
 
 def _write_all(
@@ -223,7 +230,7 @@ def _write(
             written.path,
             offset,
             len(segment.data),
-            hashlib.sha256(segment.data).hexdigest(),
+            segment.sha256,
             segment.key_groups,
             segment.entries,
             as_of_checkpoint,

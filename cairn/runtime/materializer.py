@@ -1,15 +1,13 @@
 """Materialisation off the batch path: a process of its own, started by the task that finds it due.
 
 It is not the task's own process, because that would share Python's interpreter lock with the next
-batch. It runs when no batch wants the processor, unless that is never. It belongs to the executor's
-process group, so it goes when the executor does.
+batch. It belongs to the executor's process group, so it goes when the executor does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import logging
 import os
 import subprocess
@@ -33,7 +31,7 @@ from cairn.errors import (
 from cairn.handles import SegmentKind
 from cairn.runtime.executor import TaskManager, write_whole
 from cairn.runtime.local_store import LocalStore, Weight, open_local
-from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
+from cairn.runtime.materialize import FULL_FROM_SHARE, Drawn, materialize
 from cairn.runtime.run_plan import RunPlan
 from cairn.settings import Settings
 from cairn.storage import open_store
@@ -47,10 +45,6 @@ TIMES_AS_OFTEN = 10
 """As the interval says, a subtask is materialised where more than `FULL_FROM_SHARE` is on top."""
 
 LEAST_PATIENCE_S = 60
-_PATIENT = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); signal.alarm({seconds})"
-"""Before its imports, which cost a second of CPU. The alarm kills it."""
-_INSISTING = "os.nice(10)"
-_PROGRAM = "import os, signal; {priority}; import cairn.runtime.materializer as m; m.main()"
 
 _KILLED = "it ended without saying why, as a killed process does"
 
@@ -162,17 +156,15 @@ def lock_file(manager: TaskManager, subtask: int) -> Path:
 def _start(order: Order, lock: int, *, is_patient: bool) -> None:
     """Starts the process; it inherits the lock, so there is no moment at which nobody holds it.
 
-    A patient one runs when nothing else wants a core, for half an interval at most: where cores are
-    always busy it would never end. The next one then insists on its share, as does any after one
-    that has failed.
+    A patient one computes when nothing else wants a core, for half an interval at most: where cores
+    are always busy it would never end. The next one then insists on its share, as does any after
+    one that has failed.
     """
-    priority = _INSISTING
-    if is_patient:
-        half_s = order.plan.settings.materialize_interval_ms // 2000
-        priority = _PATIENT.format(seconds=max(LEAST_PATIENCE_S, half_s))
+    half_s = order.plan.settings.materialize_interval_ms // 2000
+    patience_s = max(LEAST_PATIENCE_S, half_s) if is_patient else 0
     _started[:] = [process for process in _started if process.poll() is None]
-    process = subprocess.Popen(  # noqa: S603 - the program is ours, and the priority one of two
-        [sys.executable, "-c", _PROGRAM.format(priority=priority)],
+    process = subprocess.Popen(  # noqa: S603 - the program is ours
+        [sys.executable, "-m", "cairn.runtime.materializing_process", str(patience_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -200,7 +192,7 @@ def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
     write_whole(_progress_file(manager, subtask), msgspec.json.encode(progress))
 
 
-def carry_out(order: Order) -> None:
+def carry_out(order: Order, drawn: Drawn = iter) -> None:
     """Materialises a subtask and records how it went, here and in the metastore."""
     manager = TaskManager(order.plan, order.executor_root)
     before, after = _progress(manager, order.subtask), Progress(order.now_ms)
@@ -213,7 +205,7 @@ def carry_out(order: Order) -> None:
         with local.read() as reader:
             weighed = reader.weight()
             store = open_store(order.plan.storage)
-            made = materialize(manager, store, order.batch, order.subtask, reader)
+            made = materialize(manager, store, order.batch, order.subtask, reader, drawn=drawn)
         _weigh(local, weighed, made)
     except FencedError as fenced:
         _log.info("materialisation of subtask %d stopped: %s", order.subtask, fenced)
@@ -250,9 +242,3 @@ def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
         timeout_ms=order.plan.settings.metastore_timeout_ms,
         what=f"record a materialisation of subtask {order.subtask} of job {order.plan.job}",
     )
-
-
-def main() -> None:
-    """Carries out the order on the standard input."""
-    gc.disable()  # it would look at every entry of the state again and again, and find nothing
-    carry_out(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order))

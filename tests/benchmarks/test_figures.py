@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.figures import Spread, figures, targets
+from benchmarks.materializers import BATCHES_SKIPPED, NEAR_BATCHES
 from benchmarks.report import plot
 from benchmarks.results import Repetition, Result
 from benchmarks.workloads import WORKLOADS, Workload
@@ -86,11 +87,14 @@ def test_time_that_s3_adds_is_told_in_round_trips() -> None:
     assert found["S3 requests a batch"].spread.median == 2
 
 
-def test_batches_beside_a_materialisation_are_compared_with_others_of_the_same_stream() -> None:
-    shares = [1.0, 1.0] + [0.0] * 5 + [0.5] + [1.0] * 5
-    times_ms = [5000, 5000] + [100] * 5 + [9000] + [80, 90, 120, 130, 140]
-    slower = replace(ONE, add_batch_ms=times_ms, materialising=shares)
-    too_few = replace(slower, materialising=[*shares[:-1], 0.5])
+def test_batches_beside_a_materialisation_are_compared_with_others_near_them() -> None:
+    early, far = [(5000, 1.0)] * BATCHES_SKIPPED, [(10, 0.0)] * NEAR_BATCHES
+    beside = [(ms, 1.0) for ms in (80, 90, 120, 130, 140)]
+    near = [(100, 0.0)] * (NEAR_BATCHES - len(beside) // 2)
+    batches = [*early, *far, *near, *beside, (9000, 0.5), *near, *far]
+    times_ms, shares = zip(*batches, strict=True)
+    slower = replace(ONE, add_batch_ms=list(times_ms), materialising=list(shares))
+    too_few = replace(slower, materialising=[0.5 if ms == 80 else share for ms, share in batches])
     result = Result(workload("materialising"), {"cairn-materialising": [slower, too_few, slower]})
     [target] = targets(result)
     assert target.spread == Spread(1.2, 1.2, 1.2)
