@@ -104,8 +104,10 @@ class Stream:
 
 
 @pytest.fixture
-def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Stream:
-    return Stream(metastore_url, tmp_storage, str(tmp_path / "local"))
+def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Iterator[Stream]:
+    yield Stream(metastore_url, tmp_storage, str(tmp_path / "local"))
+    for process in materializer._started:
+        process.wait()
 
 
 def at(ms: int) -> Clock:
