@@ -2,72 +2,67 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
 
 from cairn.errors import StorageError
-from cairn.runtime import materialize
-from cairn.runtime.local_store import LocalStore
+from cairn.runtime.increment import net_changes
+from cairn.runtime.local_store import LocalReader, LocalStore
 from cairn.runtime.materializer import Order, carry_out
 from cairn.runtime.materializing_process import drawn_in
+from cairn.segments.format import encode
+from cairn.segments.reader import read_segments
+from metastore.engine import run_transaction
 from tests.runtime.streams import ROOT
 from tests.runtime.tasks import QUERY, Task, new_run, remember, remember_big
 
-COMPUTING = ("_all_of", "read_segments", "net_changes", "_encode")
-"""What costs the processor much, by its names in `cairn.runtime.materialize`."""
+COMPUTING = (read_segments, net_changes, encode, LocalReader.range)
+LOCKING = (run_transaction, LocalStore.write)
+"""Of the metastore's rows, and of local state."""
 
 
-class Noted:
-    """In which threads things were done."""
-
-    def __init__(self) -> None:
-        self.threads: dict[str, set[int]] = defaultdict(set)
-
-    def by(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(*args: Any, **kwargs: Any) -> Any:
-            self.threads[what].add(threading.get_ident())
-            return call(*args, **kwargs)
-
-        return noting
-
-
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
-    """Notes who computes, and who takes locks: of the metastore's rows and of local state."""
-    noted = Noted()
-    for name in COMPUTING:
-        monkeypatch.setattr(materialize, name, noted.by("compute", getattr(materialize, name)))
-    monkeypatch.setattr(LocalStore, "write", noted.by("lock", LocalStore.write))
-    on_statement = noted.by("lock", lambda *_: None)
-    event.listen(Engine, "before_cursor_execute", on_statement)
-    yield noted
-    event.remove(Engine, "before_cursor_execute", on_statement)
+def noted(functions: Iterable[Callable[..., Any]], what: str) -> dict[CodeType, str]:
+    return {inspect.unwrap(function).__code__: what for function in functions}
 
 
 def test_whoever_takes_a_lock_that_batches_may_wait_for_does_not_compute(
-    noted: Noted, metastore_url: str, tmp_storage: str, tmp_path: Path
+    metastore_url: str, tmp_storage: str, tmp_path: Path
 ) -> None:
     plan = new_run(metastore_url, tmp_storage, str(tmp_path / "local"), parallelism=1)
-    with ThreadPoolExecutor(1) as thread:
+    looked_for = noted(COMPUTING, "compute") | noted(LOCKING, "lock")
+    threads: dict[str, set[int]] = defaultdict(set)
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, _event: str, _value: object) -> None:
+        if (what := looked_for.get(frame.f_code)) is not None:
+            threads[what].add(threading.get_ident())
+            seen.add(frame.f_code)
+
+    with ThreadPoolExecutor(1, initializer=sys.setprofile, initargs=(note,)) as thread:
         computing = thread.submit(threading.get_ident).result()
         for batch_id, write in enumerate([remember_big(0), *map(remember, range(1, 4))]):
             Task(plan, "one", batch_id, 0, batch_id, write).run()
             if batch_id % 2:
-                noted.threads.clear()
+                threads.clear()
                 order = Order(plan, "one", plan.batch(QUERY, batch_id), 0, batch_id)
-                carry_out(order, partial(drawn_in, thread))
-                locking = threading.get_ident()
-                assert noted.threads == {"compute": {computing}, "lock": {locking}}
+                sys.setprofile(note)
+                try:
+                    carry_out(order, partial(drawn_in, thread))
+                finally:
+                    sys.setprofile(None)
+                assert threads == {"compute": {computing}, "lock": {threading.get_ident()}}
+    assert seen == looked_for.keys(), "both a full one and an increment were made"
 
 
 def test_an_error_of_the_computing_thread_is_the_materialisations() -> None:
