@@ -16,7 +16,7 @@ import pyspark
 from rich import box
 from rich.table import Table
 
-from metastore.embedded import stop
+from cairn.catalog.embedded import stop
 
 
 def positive(text: str) -> int:

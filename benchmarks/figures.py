@@ -24,7 +24,7 @@ FEWER_FILES_THAN_200 = 100
 MOST_ROUND_TRIPS = 2
 MOST_WHILE_MATERIALISING = 1.1
 LEAST_COMPARED = 5
-"""Batches with a materialisation, and without, in a repetition."""
+"""Batches with a materialization, and without, in a repetition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,9 @@ def targets(result: Result) -> Iterator[Target]:
     if {cairn, floor} <= by_engine.keys() and work.above_floor is not None:
         above = ratio(cairn, floor, _add_batch_ms)
         yield target("addBatch, Cairn/floor", above, work.above_floor, at_least=False)
-    compared = map(_while_materialising, by_engine.get(CAIRN_MATERIALISING.name, []))
+    compared = map(_while_materializing, by_engine.get(CAIRN_MATERIALISING.name, []))
     if slower := [found for found in compared if found is not None]:
-        what = "addBatch, materialising/not"
+        what = "addBatch, materializing/not"
         yield target(what, slower, MOST_WHILE_MATERIALISING, at_least=False)
     if {NATIVE_200.name, cairn} <= by_engine.keys():
         files = ratio(NATIVE_200.name, cairn, _files)
@@ -144,14 +144,14 @@ def _add_batch_ms(one: Repetition) -> float:
     return statistics.median(one.add_batch_ms)
 
 
-def _while_materialising(one: Repetition) -> float | None:
-    """Returns how much longer batches took all through which some subtask was materialised.
+def _while_materializing(one: Repetition) -> float | None:
+    """Returns how much longer batches took all through which some subtask was materialized.
 
     Each is compared with the median of those near it in which none was, because a stream becomes
     faster and slower by itself, and counted only if there are enough of them. Returns the median of
     these ratios; None if there are too few.
     """
-    batches = list(zip(one.add_batch_ms, one.materialising, strict=True))[BATCHES_SKIPPED:]
+    batches = list(zip(one.add_batch_ms, one.materializing, strict=True))[BATCHES_SKIPPED:]
     ratios = []
     for place, (ms, share) in enumerate(batches):
         near = batches[max(0, place - NEAR_BATCHES) : place + NEAR_BATCHES + 1]

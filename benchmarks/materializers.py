@@ -1,4 +1,4 @@
-"""When subtasks were being materialised, told from outside: a process is there that does it."""
+"""When subtasks were being materialized, told from outside: a process is there that does it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 import psutil
 
 from benchmarks.sampler import Sampler
-from cairn.runtime import materializing_process
+from cairn.runtime.materialization import process as materializing_process
 
 BATCHES_SKIPPED = 20
 """After a start, of those that are compared: while Java compiles, they become faster and faster."""
 NEAR_BATCHES = 20
-"""How far a batch beside a materialisation may be from those that it is compared with."""
+"""How far a batch beside a materialization may be from those that it is compared with."""
 
 _NEW_S = 1.0
 
 
 class MaterializerWatch(Sampler):
-    """Notes when materialising processes began and ended, in seconds since the epoch."""
+    """Notes when materializing processes began and ended, in seconds since the epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class MaterializerWatch(Sampler):
         for pid, seen_s in self._seen_s.items():
             # One that has just been forked still looks like the one that did it.
             is_new = now_s - seen_s <= _NEW_S and pid not in self._began_s
-            if is_new and _materialises(pid):
+            if is_new and _materializes(pid):
                 self._began_s[pid] = seen_s
         for pid in [pid for pid in self._began_s if not _is_running(pid)]:
             self.spans_s.append((self._began_s.pop(pid), now_s))
@@ -57,7 +57,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _materialises(pid: int) -> bool:
+def _materializes(pid: int) -> bool:
     try:
         return any(
             materializing_process.__name__ in argument for argument in psutil.Process(pid).cmdline()

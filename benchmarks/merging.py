@@ -34,11 +34,12 @@ from benchmarks.processors import ListedWindowCount, WindowCount
 from benchmarks.session import spark_session
 from benchmarks.source import SCHEMA, Source
 from benchmarks.workloads import Workload
+from cairn.catalog.embedded import resolve_url
+from cairn.catalog.engine import open_engine
 from cairn.errors import CairnError
 from cairn.maintenance.cleanup import cleanup_job
-from metastore.embedded import resolve_url
-from metastore.engine import open_engine
-from metastore.models import FileStatus, PhysicalFile
+from metastore.enums import FileStatus
+from metastore.models import PhysicalFile
 
 SUBTASKS = 4
 WINDOW_MS = 60_000
@@ -152,7 +153,7 @@ def run_mode(
     writer = counted.writeStream.outputMode("update").trigger(availableNow=True)
     writer = writer.option("checkpointLocation", str(checkpoint)).foreachBatch(each)
     writer.start().awaitTermination()
-    _await_materialisation(directory / "local")
+    _await_materialization(directory / "local")
     listing.look()
     _count(outcome, listing, mode, metastore, job)
     return outcome, pa.concat_tables(tables).sort_by(
@@ -182,7 +183,7 @@ def _job(name: str, options: Mapping[str, object], directory: Path, metastore: s
     )
 
 
-def _await_materialisation(local_directory: Path) -> None:
+def _await_materialization(local_directory: Path) -> None:
     for file in local_directory.glob("*/tm/*/materialize-*.lock"):
         with file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,7 +2,7 @@
 
 python -m benchmarks.restore [--size-mb N] [--repetitions N] [--without-spark] [--json]
 
-Two histories of the same state are written: one materialised by the rules of the default options,
+Two histories of the same state are written: one materialized by the rules of the default options,
 one not at all. Each is restored from storage into empty local state, one after the other, several
 times. Then a query of native Spark and one of Cairn start again on that state, their local state
 gone.
@@ -29,9 +29,9 @@ from benchmarks.restore_history import CHANGELOG, MATERIALISED, History, write_h
 from benchmarks.restore_local import WrongStateError, restore
 from benchmarks.restore_rows import Probe, Shape, write_final_rows
 from benchmarks.restore_spark import CAIRN, NATIVE, Order, SparkFailedError, Start, start
+from cairn.catalog.embedded import resolve_url
+from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
-from metastore.embedded import resolve_url
-from metastore.migrate import migrate
 
 PROBE_KEYS = 500
 BATCHES_A_START = 2

@@ -45,7 +45,7 @@ def targets(measured: Measured) -> list[Target]:
     bytes_read, times_faster = Spread.of(read), Spread.of(faster)
     return [
         Target("restore", "bytes read / the state's", bytes_read, MOST_READ, at_least=False),
-        Target("restore", "time, changelog/materialised", times_faster, FASTER, at_least=True),
+        Target("restore", "time, changelog/materialized", times_faster, FASTER, at_least=True),
     ]
 
 

@@ -1,7 +1,7 @@
 """A history of one job, written by the code that Spark's tasks run, but without Spark.
 
-Every batch begins, spools its changes and commits them as `cairn.runtime.operator.run_task` does,
-for all subtasks at once. Local state is brought up only where it is materialised.
+Every batch begins, spools its changes and commits them as `cairn.runtime.task.task.run_task` does,
+for all subtasks at once. Local state is brought up only where it is materialized.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ from benchmarks.restore_rows import (
     spark_hashes,
     steps,
 )
-from cairn.handles import PinKind
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.runs import Registration, register_run
+from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import KeyGroupRange, subtask_of
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.attempt import Attempt, Input
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.materialize import materialize
-from cairn.runtime.planning import struct
-from cairn.runtime.restore import parent_state
-from cairn.runtime.run_plan import RunPlan
-from cairn.savepoints.write import pin
+from cairn.runtime.driver.build_plan import struct
+from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.write import materialize
+from cairn.runtime.processing.task_input import Input
+from cairn.runtime.task.attempt import Attempt
+from cairn.savepoints.write_manifest import pin
 from cairn.settings import Settings
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import entry_prefix
@@ -42,13 +46,10 @@ from cairn.state.handle import DeclaringHandle
 from cairn.state.times import TimeMode
 from cairn.state.view import NoState, Overlay
 from cairn.storage import open_store
-from metastore.batches import BatchRef
-from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
-from metastore.runs import Registration, register_run
+from metastore.enums import PinKind
 
-MATERIALISED, CHANGELOG = "materialised", "changelog"
-"""The two histories: with materialisation by the rules of the default options, and without any."""
+MATERIALISED, CHANGELOG = "materialized", "changelog"
+"""The two histories: with materialization by the rules of the default options, and without any."""
 KEY_SCHEMA = StructType([StructField("key", StringType())]).jsonValue()
 QUERY = "00000000-0000-0000-0000-000000000158"
 _EXECUTOR = "history"
@@ -101,8 +102,8 @@ def write_history(
     history = steps(shape)
     is_due = False
     for step in history:
-        writer.write(step, materialises=is_due)
-        is_due = step.then_materialise and name == MATERIALISED
+        writer.write(step, materializes=is_due)
+        is_due = step.then_materialize and name == MATERIALISED
     return writer.finish(len(history))
 
 
@@ -134,11 +135,11 @@ class _Writer:
             for group, key in zip(groups, names, strict=True)
         ]
 
-    def write(self, step: Step, *, materialises: bool) -> None:
+    def write(self, step: Step, *, materializes: bool) -> None:
         """Does one batch."""
         attempt = self._begin(step.number)
-        if materialises:
-            self._materialise(attempt)
+        if materializes:
+            self._materialize(attempt)
         overlays = [Overlay(NoState()) for _ in range(self._plan.parallelism)]
         for number, payload in zip(step.keys.tolist(), payloads(self._shape, step), strict=True):
             key, value = self._keys[number], self._value_codec.encode((step.number, payload))
@@ -180,7 +181,7 @@ class _Writer:
         batch = self._plan.batch(QUERY, number)
         return Attempt(self._manager, self._store, batch, self._manager.begin(batch), number)
 
-    def _materialise(self, attempt: Attempt) -> None:
+    def _materialize(self, attempt: Attempt) -> None:
         for subtask in range(self._plan.parallelism):
             with parent_state(self._manager, self._store, subtask, attempt.start) as reader:
                 materialize(self._manager, self._store, attempt.batch, subtask, reader)

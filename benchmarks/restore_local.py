@@ -1,7 +1,8 @@
 """Restoring all subtasks of a job at once, each in a process of its own, from storage alone.
 
-What is timed is `cairn.runtime.restore.parent_state` into a local directory that is not there yet:
-the code that a Spark task runs before its rows. Bytes and requests are counted at the store.
+What is timed is `parent_state` (`cairn.runtime.executor.parent_state`) into a local directory that
+is not there yet: the code that a Spark task runs before its rows. Bytes and requests are counted at
+the store.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.restore_history import History, digest_of
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.restore import parent_state
+from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage import ObjectStore, open_store
 
 _MASK = 2**64 - 1

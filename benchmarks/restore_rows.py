@@ -23,9 +23,9 @@ WRITES = 4
 """How often each key is written before the last intervals."""
 BATCHES_A_WRITE = 20
 LAST_INTERVALS = (0.08, 0.08)
-"""Shares of the keys that are written again in each of the last materialisation intervals."""
+"""Shares of the keys that are written again in each of the last materialization intervals."""
 SINCE = 0.04
-"""The share that is written after the last materialisation."""
+"""The share that is written after the last materialization."""
 BATCHES_AN_INTERVAL = 2
 SCHEMA = "key string, value long, payload binary"
 
@@ -59,11 +59,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch: the numbers of its keys, each once, and whether state is materialised after it."""
+    """One batch: the numbers of its keys, each once, and whether state is materialized after it."""
 
     number: int
     keys: Numbers
-    then_materialise: bool
+    then_materialize: bool
 
 
 def steps(shape: Shape) -> list[Step]:

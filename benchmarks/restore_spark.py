@@ -24,7 +24,7 @@ import cairn
 from benchmarks.processors import Latest
 from benchmarks.restore_rows import SCHEMA
 from benchmarks.session import ROOT, spark_session
-from metastore.engine import open_engine
+from cairn.catalog.engine import open_engine
 
 NATIVE, CAIRN = "native", "cairn"
 _OUTPUT = "key string, value long, checksum long"

@@ -21,7 +21,7 @@ class Repetition:
         checksum_files: checksums that Hadoop's local file system adds.
         requests: how many S3 got in each of the same.
         batches: how many batches there were, the first one too.
-        materialising: the share of each of the same batches in which a subtask was materialised.
+        materializing: the share of each of the same batches in which a subtask was materialized.
     """
 
     restart_ms: int
@@ -33,7 +33,7 @@ class Repetition:
     checksum_files: int
     requests: list[int]
     batches: int
-    materialising: list[float]
+    materializing: list[float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from benchmarks.results import Repetition
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
-from cairn.runtime.placement import route, task_slots, with_key_hash
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.driver.routing import route, task_slots, with_key_hash
+from cairn.runtime.executor.run_context import RunPlan
 from cairn.settings import Settings
 
 
@@ -117,7 +117,7 @@ class Stream:
             checksum_files=kinds[FileKind.CHECKSUM],
             requests=[self._requests(batch) for batch in progress[1:]],
             batches=len(progress),
-            materialising=[watch.share(*_span_s(batch)) for batch in progress[1:]],
+            materializing=[watch.share(*_span_s(batch)) for batch in progress[1:]],
         ), tables
 
     def _plan(self, session: SparkSession) -> DataFrame:

@@ -41,7 +41,7 @@ CAIRN = Engine("cairn", Kind.CAIRN)
 FLOOR = Engine("floor", Kind.FLOOR)
 NATIVE_200 = Engine("native-200", Kind.NATIVE, parallelism=200)
 CAIRN_MATERIALISING = Engine(
-    "cairn-materialising",
+    "cairn-materializing",
     Kind.CAIRN,
     # Two subtasks take turns, and each takes about 20 s beside batches on two cores.
     options={"cairn.changelog.periodic-materialize.interval": "80 s"},
@@ -194,8 +194,8 @@ WORKLOADS = (
     ),
     replace(
         COUNTING,
-        name="materialising",
-        about="counting, 1,000,000 keys, materialised every 80 s",
+        name="materializing",
+        about="counting, 1,000,000 keys, materialized every 80 s",
         keys=1_000_000,
         engines=(CAIRN_MATERIALISING,),
         memory=False,

@@ -3,56 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from cairn.keygroups import KeyGroupRange
-
-
-class SegmentKind(StrEnum):
-    """What a segment holds."""
-
-    CHANGELOG = "changelog"
-    """The changes that one subtask made in one checkpoint."""
-    KEYED_FULL = "keyed_full"
-    """The whole keyed state of some key groups as of one checkpoint (a materialisation)."""
-    KEYED_INCREMENT = "keyed_increment"
-    """What of it has changed since the bases, as of one checkpoint."""
-    OPERATOR = "operator"
-    """All operator lists of one subtask as of one checkpoint: state that belongs to no key."""
-    CHANNEL = "channel"
-    """Rows that a subtask has taken in and not processed in one checkpoint."""
-    MANIFEST = "manifest"
-    """All handles of one checkpoint (`cairn.manifest`): no state, so no restore reads it."""
-
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether a segment is part of exactly one checkpoint (scope EXCLUSIVE, FLINK-10930)."""
-        return self in (SegmentKind.OPERATOR, SegmentKind.CHANNEL, SegmentKind.MANIFEST)
-
-
-KEYED = (SegmentKind.CHANGELOG, SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT)
-"""What keyed state is replayed from; the others are never part of it."""
-
-OF_AN_ATTEMPT = (SegmentKind.CHANGELOG, SegmentKind.OPERATOR, SegmentKind.CHANNEL)
-"""What an attempt at a batch writes, which goes when another attempt or run takes its place."""
-
-
-class Scope(StrEnum):
-    """Who shares a physical file (FLIP-306 4.1); how long is up to its segments' kinds."""
-
-    SHARED = "shared"
-    """Merged within one subtask; may serve many checkpoints."""
-    TASK_MANAGER = "taskmanager"
-    """Merged across the subtasks of one executor."""
-
-
-class PinKind(StrEnum):
-    """Why a checkpoint stays beyond those that are retained."""
-
-    PIN = "pin"
-    """Somebody reads it or goes back to it."""
-    SAVEPOINT = "savepoint"
-    """Another job may be started from its manifest."""
+from metastore.enums import Scope, SegmentKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from cairn.errors import CorruptSegmentError, RefusedError
-from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import owns
+from metastore.enums import Scope, SegmentKind
 
 _MAGIC = "cairn-manifest"
 _VERSION = 1

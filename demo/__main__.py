@@ -23,14 +23,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.catalog.embedded import resolve_url, stop
+from cairn.catalog.engine import open_engine
+from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.report import counted_words, make_report
 from demo.source import count_words, stage
 from demo.stream import Stream, batches_done, wait_for_middle_of_batch
-from metastore.embedded import resolve_url, stop
-from metastore.engine import open_engine
-from metastore.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "demo"

@@ -10,22 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, and_, func, select
 
+from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import range_of
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import split
 from cairn.storage import open_store
-from metastore.checkpoints import segments_at
-from metastore.models import (
-    Checkpoint,
-    CheckpointStatus,
-    FileStatus,
-    Job,
-    PhysicalFile,
-    Segment,
-    StateVariable,
-    SubtaskAck,
-)
+from metastore.enums import CheckpointStatus, FileStatus
+from metastore.models import Checkpoint, Job, PhysicalFile, Segment, StateVariable, SubtaskAck
 
 NATIVE_FORMULA = (
     "2 x partitions x batches + 4: per partition and batch one changelog file and its checksum "

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
+from cairn.catalog.engine import open_engine
 from cairn.errors import CairnError
-from metastore.engine import open_engine
-from metastore.models import Checkpoint, CheckpointStatus, Job
+from metastore.enums import CheckpointStatus
+from metastore.models import Checkpoint, Job
 
 DONE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED)
 

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.catalog.embedded import resolve_url, stop
+from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.source import stage
 from demo.stream import Stream
-from metastore.embedded import resolve_url, stop
-from metastore.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "up"

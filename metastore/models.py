@@ -1,7 +1,7 @@
 """The metastore's tables. One row per fact, grain in each docstring; states are guarded by SQL.
 
-Tables carry no behaviour: transactions are in `metastore.runs`, `metastore.checkpoints` and
-`metastore.upkeep`, legal state transitions in the trigger that the migrations install.
+Tables carry no behaviour: transactions are in `cairn.catalog`, legal state transitions in the
+trigger that the migrations install.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.orm import Mapped, mapped_column
 
-from cairn.handles import PinKind, Scope, SegmentKind
 from metastore.columns import SCHEMA, Base, enum_of, one_of
-from metastore.observations import Materialization, UploadStat, UploadTotal
-from metastore.statuses import (
+from metastore.enums import (
     CheckpointStatus,
     DirectoryStatus,
     FileStatus,
     MaintenanceStatus,
+    PinKind,
+    Scope,
+    SegmentKind,
     SegmentStatus,
     StateKind,
 )
+from metastore.observations import Materialization, UploadStat, UploadTotal
 
 __all__ = [
     "SCHEMA",

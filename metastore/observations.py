@@ -8,12 +8,12 @@ from uuid import UUID
 from sqlalchemy import ForeignKeyConstraint, Index, func
 from sqlalchemy.orm import Mapped, mapped_column
 
-from cairn.handles import SegmentKind
 from metastore.columns import Base, enum_of, one_of
+from metastore.enums import SegmentKind
 
 
 class Materialization(Base):
-    """One row per materialisation that a process of a job has begun, for metrics."""
+    """One row per materialization that a process of a job has begun, for metrics."""
 
     __tablename__ = "materializations"
     __table_args__ = (
@@ -38,7 +38,7 @@ class Materialization(Base):
 
 
 class UploadStat(Base):
-    """One row per group commit that uploaded something; `metastore.uploads` says what each is."""
+    """One row per group commit that uploaded something; `UploadStats` says what each is."""
 
     __tablename__ = "upload_stats"
     __table_args__ = (

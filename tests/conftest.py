@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 
-from metastore.embedded import resolve_url, stop
-from metastore.engine import dispose_engines
-from metastore.migrate import migrate
+from cairn.catalog.embedded import resolve_url, stop
+from cairn.catalog.engine import dispose_engines
+from cairn.catalog.migrate import migrate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from cairn.catalog.metrics import METRICS, Metric
 from cairn.cli.prometheus import prometheus_name
 from cairn.settings import OPTIONS, Settings
-from metastore.metrics import METRICS, Metric
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(

@@ -9,49 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.layers import MAY_IMPORT, RUNTIME
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("cairn", "metastore", "spark_jobs", "dags", "plugins", "demo")
 MOST_MODULE_LINES = 399
 MOST_FUNCTION_LINES = 50
-
-VALUES = {
-    "cairn.errors",
-    "cairn.handles",
-    "cairn.keygroups",
-    "cairn.layout",
-    "cairn.manifest",
-    "cairn.settings",
-}
-MAY_IMPORT: dict[str, set[str]] = {
-    **dict.fromkeys(VALUES, VALUES),
-    "cairn.storage": VALUES,
-    "cairn.state": VALUES,
-    "cairn.segments": VALUES | {"cairn.storage", "cairn.state"},
-    "metastore": VALUES | {"cairn.state"},
-    "cairn.savepoints": VALUES | {"cairn.storage", "metastore"},
-    "cairn.runtime": VALUES
-    | {"cairn.storage", "cairn.state", "cairn.segments", "metastore", "cairn.savepoints"},
-    "cairn.maintenance": VALUES | {"cairn.storage", "metastore"},
-    "cairn": {"cairn.runtime"},
-    "cairn.cli": VALUES
-    | {"cairn.storage", "cairn.state", "cairn.segments", "metastore"}
-    | {"cairn.maintenance", "cairn.savepoints"},
-    "cairn.airflow_ext": VALUES | {"metastore", "cairn.maintenance"},
-    "spark_jobs": VALUES | {"cairn"},
-    "dags": {"cairn.airflow_ext"},
-    "plugins": {"cairn.airflow_ext"},
-    "demo": VALUES
-    | {"cairn", "cairn.storage", "cairn.state", "cairn.segments", "metastore"}
-    | {"cairn.airflow_ext", "spark_jobs"},
-}
-"""What a package may import besides itself. `cairn` alone is `cairn/__init__.py`, the front."""
 
 LIBRARIES = {
     "airflow": ("cairn/airflow_ext/", "dags/"),
     "pyspark": ("cairn/runtime/", "spark_jobs/", "demo/"),
     "boto3": ("cairn/storage/s3.py",),
     "botocore": ("cairn/storage/s3.py",),
-    "pandas": ("cairn/runtime/frames.py",),
+    "pandas": ("cairn/runtime/processing/frames.py",),
     "prometheus_client": ("cairn/cli/prometheus.py", "cairn/cli/endpoint.py"),
 }
 UNSAFE_ON_READ = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -116,6 +86,18 @@ def test_packages_import_in_one_direction_only() -> None:
     assert wrong == []
 
 
+def test_the_runtimes_folders_import_downwards_only() -> None:
+    wrong = [
+        f"{path} imports {name}"
+        for path, name in imported()
+        if path.startswith("cairn/runtime/") and path.count("/") == 3
+        for folder in [path.split("/")[2]]
+        for other in RUNTIME.keys() - RUNTIME[folder] - {folder}
+        if name.startswith(f"cairn.runtime.{other}.")
+    ]
+    assert wrong == []
+
+
 def test_imports_are_absolute() -> None:
     assert [f"{path} imports {name}" for path, name in imported() if name.startswith(".")] == []
 
@@ -140,7 +122,10 @@ def test_pandas_is_imported_late() -> None:
 
 def test_only_the_plan_may_unpickle_and_never_from_storage() -> None:
     users = {path for path, name in imported() if UNSAFE_ON_READ & set(name.split("."))}
-    assert users == {"cairn/runtime/plan.py", "cairn/runtime/planning.py"}
+    assert users == {
+        "cairn/runtime/processing/operator_spec.py",
+        "cairn/runtime/driver/build_plan.py",
+    }
     unpickled = {
         f"{path}: {function.name}: {ast.unparse(node.args[0])}"
         for path in users
@@ -153,8 +138,8 @@ def test_only_the_plan_may_unpickle_and_never_from_storage() -> None:
     }
     # The processor that the driver has pickled, in the driver itself and in the tasks of its plan.
     assert unpickled == {
-        "cairn/runtime/plan.py: new_processor: self.processor",
-        "cairn/runtime/planning.py: _declare: dumped",
+        "cairn/runtime/processing/operator_spec.py: new_processor: self.processor",
+        "cairn/runtime/driver/build_plan.py: _declare: dumped",
     }
 
 

@@ -17,7 +17,7 @@ def metastore_url() -> str:
         BadInputError: the variable is not set, or is not a metastore.
         MetastoreError: an embedded metastore did not start.
     """
-    from metastore.embedded import resolve_url  # noqa: PLC0415 - keeps DAG parsing light
+    from cairn.catalog.embedded import resolve_url  # noqa: PLC0415 - keeps DAG parsing light
 
     metastore = os.environ.get(METASTORE_VARIABLE)
     if not metastore:

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
+from cairn.catalog.embedded import resolve_url
+from cairn.catalog.engine import guard_message
 from cairn.cli import commands, inspect, metrics, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
-from metastore.embedded import resolve_url
-from metastore.engine import guard_message
 
 METASTORE_VARIABLE = "CAIRN_METASTORE"
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy import Connection, text
 
+from cairn.catalog import migrate as migrations
+from cairn.catalog.engine import run_transaction
 from cairn.cli.output import fail, print_json, print_table
 from cairn.errors import BadInputError, CairnError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
-from metastore import migrate as migrations
-from metastore.engine import run_transaction
 
 TIMEOUT_MS = 10_000
 """How long a command waits for the metastore."""

@@ -20,10 +20,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import make_wsgi_app
 from sqlalchemy.exc import DBAPIError
 
+from cairn.catalog.engine import guard_message
 from cairn.cli.output import fail
 from cairn.cli.prometheus import to_registry
 from cairn.errors import BadInputError, CairnError, MetastoreError
-from metastore.engine import guard_message
 
 TOKEN_VARIABLE = "CAIRN_METRICS_TOKEN"  # noqa: S105 - the variable's name
 PATH = "/metrics"

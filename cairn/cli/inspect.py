@@ -12,6 +12,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, text
 
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.segments import lists_at, segments_at
+from cairn.catalog.migrate import require_current
 from cairn.cli.commands import TIMEOUT_MS, unknown_job
 from cairn.cli.output import print_json, print_table
 from cairn.errors import BadInputError, CorruptSegmentError, RefusedError
@@ -30,10 +33,8 @@ from cairn.state.entries import (
 )
 from cairn.state.ttl import HEADER_BYTES
 from cairn.storage import open_store
-from metastore.checkpoints import lists_at, segments_at
-from metastore.engine import run_transaction
-from metastore.migrate import require_current
-from metastore.models import Checkpoint, CheckpointStatus, Job, StateKind, StateVariable
+from metastore.enums import CheckpointStatus, StateKind
+from metastore.models import Checkpoint, Job, StateVariable
 
 _READABLE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 _INDEXES = {TIMERS_BY_EXPIRY, TTL_BY_EXPIRY}

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Metric as Family
 
-from metastore.metrics import METRICS, Metric, MetricKind
+from cairn.catalog.metrics import METRICS, Metric, MetricKind
 
 _TYPES = {
     MetricKind.COUNTER: "counter",

@@ -12,15 +12,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.migrate import require_current
+from cairn.catalog.savepoints.pins import open_pins, remove_pins
 from cairn.cli.commands import TIMEOUT_MS, print_rows, read_view
 from cairn.errors import BadInputError
-from cairn.handles import PinKind
 from cairn.layout import manifest_file
 from cairn.savepoints.rebuild import RebuildReport, rebuild
-from cairn.savepoints.write import pin as write_pin
-from metastore.engine import run_transaction
-from metastore.migrate import require_current
-from metastore.pins import open_pins, remove_pins
+from cairn.savepoints.write_manifest import pin as write_pin
+from metastore.enums import PinKind
 
 Run = Callable[[str, Namespace], int]
 """Does what a command says, with the metastore's URL; returns the exit code."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cairn.catalog.cleanup import snapshot as upkeep
+from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
+from cairn.catalog.cleanup.deletions import total_open
+from cairn.catalog.cleanup.snapshot import UpkeepSnapshot, read_snapshot
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from cairn.storage import open_store
-from metastore import upkeep
-from metastore.deletions import total_open
-from metastore.plans import Applied, apply_plan, store_plan
-from metastore.upkeep import UpkeepSnapshot, read_snapshot
 
 ACTION = "subsumption"
 """What its maintenance runs are called."""
@@ -45,7 +45,7 @@ def cleanup_job(
 
     Deletes what an earlier cleanup left behind, too. Any number may run at once, also beside the
     job itself. A dry run changes nothing, in the metastore and in storage; where there is more to
-    do than fits one plan (`metastore.upkeep.PLAN_ROWS`), it reports the first plan.
+    do than fits one plan (`cairn.catalog.cleanup.snapshot.PLAN_ROWS`), it reports the first plan.
 
     Raises:
         BadInputError: there is no such job.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cairn.catalog.cleanup.deletions import open_intents, record_outcome
+from cairn.catalog.cleanup.snapshot import JobFacts
+from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.errors import RefusedError
 from cairn.layout import owns
 from cairn.storage import ObjectStore
-from metastore.deletions import open_intents, record_outcome
-from metastore.directories import given_up_directories, record_removed
-from metastore.upkeep import JobFacts
 
 BATCH_OBJECTS = 1000
 """Objects a request; S3 takes no more."""

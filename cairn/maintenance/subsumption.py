@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
+from cairn.catalog.cleanup.snapshot import JobFacts, ReleasedSegment, UndeletedFile, UpkeepSnapshot
 from cairn.errors import RefusedError
-from metastore.models import CheckpointStatus, FileStatus
-from metastore.upkeep import JobFacts, ReleasedSegment, UndeletedFile, UpkeepSnapshot
+from metastore.enums import CheckpointStatus, FileStatus
 
 LEAST_RETAINED = 2
 """Spark may replay the newest batch, which starts from the checkpoint before it."""

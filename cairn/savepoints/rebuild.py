@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.savepoints.rebuild import FoundManifest, RebuiltJob, insert_job
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.layout import epoch_of, split_manifest_path
 from cairn.manifest import Manifest
-from cairn.savepoints.manifests import decode_at
+from cairn.savepoints.manifest_files import decode_at
 from cairn.storage import ObjectStore, open_store
-from metastore.engine import run_transaction
-from metastore.rebuild import FoundManifest, RebuiltJob, insert_job
 
 Progress = Callable[[int, int], None]
 """Told how many manifests have been read, of how many."""

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.state.view import Changes
+from metastore.enums import SegmentKind
 
 FORMAT_VERSION = "1"
 ROWS_PER_BATCH = 65_536

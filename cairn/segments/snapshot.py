@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import KEYED, SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.reader import read_segment
 from cairn.state.entries import PREFIX_HEAD_BYTES, split
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
+from metastore.enums import KEYED, SegmentKind
 
 
 def snapshot(

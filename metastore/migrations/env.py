@@ -1,4 +1,4 @@
-"""Runs inside Alembic: migrates on the connection that `metastore.migrate` hands over."""
+"""Runs inside Alembic: migrates on the connection that `cairn.catalog.migrate` hands over."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 --   epoch (the run), acks of parallelism subtasks, duration_ms (from begin to the last ack),
 --   restore_ms (of the subtask that took longest to bring its state to the parent), input_rows,
 --   new_segments, new_bytes and new_files (what became part of the state with it: changelog of the
---   batch, bases that were materialised before it, and its manifest; a file that goes on over
+--   batch, bases that were materialized before it, and its manifest; a file that goes on over
 --   checkpoints counts with each), began_at, completed_at,
 --   confirmed_at, ended_at (subsumed or aborted), late_rows (dropped, part of input_rows),
 --   processing_time and watermark (what the batch's timers and TTL went by; 1970 where unused).

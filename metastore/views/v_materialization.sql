@@ -1,4 +1,4 @@
--- Grain: one row per job and subtask that has begun a materialisation.
+-- Grain: one row per job and subtask that has begun a materialization.
 -- Columns: job_id, job_name, subtask; started, completed, failed (counts; one that was killed is
 --   neither completed nor failed); last_duration_ms (of the last completed one); last_full_bytes,
 --   last_increment_bytes (what the last of each kind wrote); changelog_segments, changelog_bytes

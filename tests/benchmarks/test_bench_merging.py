@@ -26,7 +26,7 @@ def test_modes_differ_by_the_files_that_each_batch_makes(tmp_path: Path) -> None
     assert {len(mode["samples"]) for mode in modes.values()} == {BATCHES}
     # Off: in each batch a changelog and an operator list for each subtask.
     assert off["created"] >= 2 * SUBTASKS * BATCHES
-    # A subtask's materialisation may come on top, and a task that was too late to be merged.
+    # A subtask's materialization may come on top, and a task that was too late to be merged.
     assert BATCHES <= within["created"] <= 2 * BATCHES + SUBTASKS
     assert across["created"] < within["created"] < native["created"]
     assert [one["created"] for one in (off, within, across)] == [

@@ -21,7 +21,7 @@ ONE = Repetition(
     checksum_files=4,
     requests=[9, 1, 2],
     batches=4,
-    materialising=[0.0, 0.0, 0.0],
+    materializing=[0.0, 0.0, 0.0],
 )
 
 
@@ -87,19 +87,19 @@ def test_time_that_s3_adds_is_told_in_round_trips() -> None:
     assert found["S3 requests a batch"].spread.median == 2
 
 
-def test_batches_beside_a_materialisation_are_compared_with_others_near_them() -> None:
+def test_batches_beside_a_materialization_are_compared_with_others_near_them() -> None:
     early, far = [(5000, 1.0)] * BATCHES_SKIPPED, [(10, 0.0)] * NEAR_BATCHES
     beside = [(ms, 1.0) for ms in (80, 90, 120, 130, 140)]
     near = [(100, 0.0)] * (NEAR_BATCHES - len(beside) // 2)
     batches = [*early, *far, *near, *beside, (9000, 0.5), *near, *far]
     times_ms, shares = zip(*batches, strict=True)
-    slower = replace(ONE, add_batch_ms=list(times_ms), materialising=list(shares))
-    too_few = replace(slower, materialising=[0.5 if ms == 80 else share for ms, share in batches])
-    result = Result(workload("materialising"), {"cairn-materialising": [slower, too_few, slower]})
+    slower = replace(ONE, add_batch_ms=list(times_ms), materializing=list(shares))
+    too_few = replace(slower, materializing=[0.5 if ms == 80 else share for ms, share in batches])
+    result = Result(workload("materializing"), {"cairn-materializing": [slower, too_few, slower]})
     [target] = targets(result)
     assert target.spread == Spread(1.2, 1.2, 1.2)
     assert not target.met
-    result = Result(workload("materialising"), {"cairn-materialising": [too_few]})
+    result = Result(workload("materializing"), {"cairn-materializing": [too_few]})
     assert list(targets(result)) == []
 
 

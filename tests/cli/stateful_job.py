@@ -10,7 +10,14 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
-from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.bases import install
+from cairn.catalog.job.begin import begin_batch
+from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.runs import Registration, register_run
+from cairn.handles import SegmentHandle
 from cairn.keygroups import range_of, subtask_of
 from cairn.layout import task_manager_file
 from cairn.segments.format import encode
@@ -22,12 +29,7 @@ from cairn.state.times import TimeMode
 from cairn.state.ttl import Ttl
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes, NoState, Overlay
 from cairn.storage import open_store
-from metastore.acks import Ack, acknowledge
-from metastore.bases import install
-from metastore.batches import BatchRef, begin_batch
-from metastore.engine import run_transaction
-from metastore.files import IntendedFile, WrittenFile, intend_files
-from metastore.runs import Registration, register_run
+from metastore.enums import Scope, SegmentKind
 
 KEY_GROUPS, SUBTASKS = 8, 2
 VALUE, LIST, MAP, TTL_VALUE = 1, 2, 3, 4
@@ -189,7 +191,7 @@ class StatefulJob:
         self.batches += 1
         return checkpoint_id
 
-    def materialise(self, subtask: int, as_of: int, *changes: Change) -> None:
+    def materialize(self, subtask: int, as_of: int, *changes: Change) -> None:
         """Installs a base of one subtask; the state of checkpoint `as_of` is `changes`."""
         ref = self._begin(self.batches - 1)
         written = self._write(ref, subtask, SegmentKind.KEYED_FULL, as_of, list(changes))

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from cairn.catalog.migrate import head_revision
 from cairn.cli import main
-from metastore.migrate import head_revision
 from tests.cli.conftest import Outcome
 from tests.cli.stateful_job import (
     StatefulJob,
@@ -67,7 +67,7 @@ def test_state_is_read_from_bases_and_the_changes_after_them(
 ) -> None:
     first = job.batch(put_count(1, "eu", 1), put_count(2, "eu", 1), put_count(6, "eu", 1))
     job.batch(delete_count(2, "eu"))
-    job.materialise(0, first, put_count(1, "eu", 1), put_count(2, "eu", 1))
+    job.materialize(0, first, put_count(1, "eu", 1), put_count(2, "eu", 1))
     job.batch(put_count(1, "eu", 5))
     assert cairn("state", "clicks", "--json").json == [count(1, 5), count(6, 1)]
 
@@ -201,7 +201,7 @@ def test_cleanup_frees_what_only_old_checkpoints_needed(cairn: Cairn, job: State
     for n in range(5):
         job.batch(put_count(1, "eu", n))
         if n == 2:
-            job.materialise(0, 2, put_count(1, "eu", 1))
+            job.materialize(0, 2, put_count(1, "eu", 1))
     job.batch()
     [plan] = cairn("cleanup", "--dry-run", "--json").json
     assert plan["dry_run"] is True
@@ -220,7 +220,7 @@ def test_cleanup_of_all_goes_on_after_a_job_whose_files_cannot_be_deleted(
         job = StatefulJob(metastore_url, (tmp_path / name).as_uri(), name=name).register()
         for n in range(4):
             job.batch(put_count(1, "eu", n))
-        job.materialise(0, 3, put_count(1, "eu", 2))
+        job.materialize(0, 3, put_count(1, "eu", 2))
         for _ in range(3):
             job.batch()
     [directory] = (tmp_path / "a").rglob("tm")

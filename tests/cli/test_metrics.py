@@ -17,12 +17,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text, update
 
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.metrics import METRICS, MetricKind
 from cairn.cli import main
 from cairn.cli.endpoint import TOKEN_VARIABLE, Address, MetricsApp
 from cairn.cli.prometheus import prometheus_name
 from cairn.errors import BadInputError
-from metastore.engine import run_transaction
-from metastore.metrics import METRICS, MetricKind
 from metastore.models import Job
 from tests.cli.conftest import Outcome
 from tests.cli.stateful_job import StatefulJob, put_count

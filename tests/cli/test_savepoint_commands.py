@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from cairn.catalog.migrate import migrate
 from cairn.cli import main
-from metastore.migrate import migrate
 from tests.cli.conftest import Outcome
 from tests.cli.stateful_job import StatefulJob, put_count
 

@@ -8,8 +8,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, insert, text
 
-from cairn.handles import Scope
-from metastore.engine import run_transaction
+from cairn.catalog.engine import run_transaction
+from metastore.enums import Scope
 from metastore.models import PhysicalFile
 from tests.dags.conftest import RunPython
 from tests.maintenance.synthetic import SyntheticJob

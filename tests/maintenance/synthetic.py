@@ -9,20 +9,11 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
-from cairn.handles import Scope, SegmentKind
+from cairn.catalog.engine import run_transaction
 from cairn.layout import new_job_id, shared_file, task_manager_file
 from cairn.storage import ObjectStore, open_store
-from metastore.engine import run_transaction
-from metastore.models import (
-    Base,
-    Checkpoint,
-    CheckpointStatus,
-    FileStatus,
-    Job,
-    PhysicalFile,
-    Run,
-    Segment,
-)
+from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind
+from metastore.models import Base, Checkpoint, Job, PhysicalFile, Run, Segment
 
 SEGMENT_BYTES = 100
 SUBTASKS = 2

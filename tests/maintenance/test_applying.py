@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection
 
+from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
+from cairn.catalog.cleanup.snapshot import JobFacts, read_snapshot
+from cairn.catalog.engine import run_transaction
 from cairn.errors import RefusedError
-from cairn.handles import SegmentKind
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
-from metastore.engine import run_transaction
-from metastore.plans import Applied, apply_plan, store_plan
-from metastore.upkeep import JobFacts, read_snapshot
+from metastore.enums import SegmentKind
 from tests.maintenance.synthetic import SyntheticJob, dump
 
 NOTHING = Applied(0, 0, 0)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, make_url
 
+from cairn.catalog.cleanup.snapshot import PLAN_ROWS, JobFacts, read_snapshot
+from cairn.catalog.engine import run_transaction
 from cairn.errors import BadInputError, RefusedError, StorageError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job, job_names
 from cairn.maintenance.deleter import delete_condemned
 from cairn.storage.posix import PosixStore
-from metastore.engine import run_transaction
-from metastore.upkeep import PLAN_ROWS, JobFacts, read_snapshot
 from tests.maintenance.synthetic import SyntheticJob, dump
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.errors import RefusedError
-from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
-from metastore.models import CheckpointStatus, FileStatus
-from metastore.upkeep import (
+from cairn.catalog.cleanup.snapshot import (
     JobFacts,
     OpenCheckpoint,
     ReleasedSegment,
     UndeletedFile,
     UpkeepSnapshot,
 )
+from cairn.errors import RefusedError
+from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
+from metastore.enums import CheckpointStatus, FileStatus
 
 OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 SIZE_BYTES = 100

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from metastore.engine import run_transaction
+from cairn.catalog.engine import run_transaction
 
 SINGLE = ("counter", "gauge")
 

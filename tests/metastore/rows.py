@@ -9,14 +9,13 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
-from cairn.handles import Scope, SegmentKind
-from metastore.engine import run_transaction
+from cairn.catalog.engine import run_transaction
+from metastore.enums import FileStatus, Scope, SegmentKind
 from metastore.models import (
     Base,
     Checkpoint,
     Deletion,
     Directory,
-    FileStatus,
     Job,
     MaintenanceRun,
     Materialization,

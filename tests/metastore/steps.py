@@ -10,17 +10,19 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, text
 
-from cairn.handles import DirectoryHandle, Scope, SegmentHandle, SegmentKind
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.bases import install
+from cairn.catalog.job.begin import BatchStart, begin_batch
+from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
+from cairn.catalog.job.segments import segments_at
+from cairn.handles import DirectoryHandle, SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
-from metastore.acks import Ack, acknowledge
-from metastore.bases import install
-from metastore.batches import BatchRef, BatchStart, begin_batch
-from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
-from metastore.files import IntendedFile, WrittenFile, intend_files
-from metastore.runs import RegisteredRun, Registration, register_run
+from metastore.enums import Scope, SegmentKind
 
 T = TypeVar("T")
 MAX_PARALLELISM = 8

@@ -10,13 +10,13 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import event
 
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import open_engine
+from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import FencedError
-from cairn.handles import Scope
-from metastore.acks import Ack, acknowledge
-from metastore.batches import BatchRef
-from metastore.engine import open_engine
-from metastore.files import IntendedFile, WrittenFile, intend_files
-from metastore.uploads import UploadStats
+from metastore.enums import Scope
 from tests.metastore.steps import SIZE_BYTES, Steps
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
+from cairn.catalog.engine import open_engine
 from cairn.errors import RefusedError
-from metastore.engine import open_engine
 from tests.metastore.steps import Steps, acknowledging
 
 

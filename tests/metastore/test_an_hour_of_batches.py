@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.catalog.job.bases import install, replay_of
+from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.files import WrittenFile
+from cairn.handles import SegmentHandle
 from cairn.keygroups import range_of
-from cairn.runtime.materialize import FULL_FROM_SHARE
-from cairn.runtime.materializer import is_due
+from cairn.runtime.materialization.schedule import is_due
+from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.settings import Settings
-from metastore.bases import install, replay_of
-from metastore.batches import Clock
-from metastore.files import WrittenFile
+from metastore.enums import SegmentKind
 from tests.metastore.steps import MAX_PARALLELISM, Steps
 
 HOUR_S, CLEANUP_S = 3600, 600
@@ -108,8 +109,8 @@ class Hour:
         self.batch_id += 1
         return checkpoint_id
 
-    def materialise(self, subtask: int, as_of: int, second: int) -> None:
-        """Installs what `cairn.runtime.materialize` would write, in the sizes it would have."""
+    def materialize(self, subtask: int, as_of: int, second: int) -> None:
+        """Installs what a materialization would write, in the sizes it would have."""
         key_groups = range_of(subtask, SUBTASKS, MAX_PARALLELISM)
         replay = self.steps.run(
             lambda c: replay_of(c, self.steps.job_id, as_of, key_groups),
@@ -157,13 +158,13 @@ def test_an_hour_of_one_second_batches_leaves_a_bounded_number_of_live_segments(
         checkpoint_id = hour.batch()
         most = max(most, hour.most_live())
         for subtask in due:
-            hour.materialise(subtask, checkpoint_id - 1, second)
+            hour.materialize(subtask, checkpoint_id - 1, second)
         if is_cleaned:
             hour.steps.clean()
     assert hour.batch_id == HOUR_S + 1
     assert {SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT} == set(hour.made)
     interval = hour.settings.materialize_interval_ms // 1000
-    # The changelog since the last materialisation, what was released since the last cleanup, what
+    # The changelog since the last materialization, what was released since the last cleanup, what
     # retained checkpoints and the batch in progress still need; the bases and the increments.
     assert most <= interval + CLEANUP_S + hour.settings.num_retained + 2 + 4
     assert most > interval, "it would not be seen if nothing were released"

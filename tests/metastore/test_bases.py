@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
+from cairn.catalog.engine import open_engine
+from cairn.catalog.job.bases import Replay, install, replay_of
+from cairn.catalog.job.segments import lineage_of
 from cairn.errors import FencedError
-from cairn.handles import SegmentKind
 from cairn.keygroups import KeyGroupRange
-from metastore.bases import Replay, install, replay_of
-from metastore.checkpoints import lineage_of
-from metastore.engine import open_engine
+from metastore.enums import SegmentKind
 from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
 
 

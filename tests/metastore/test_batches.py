@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cairn.catalog.engine import open_engine
+from cairn.catalog.job.begin import begin_batch
+from cairn.catalog.job.runs import register_run
 from cairn.errors import FencedError, RefusedError
-from metastore.batches import begin_batch
-from metastore.engine import open_engine
-from metastore.runs import register_run
 from tests.metastore.steps import Steps, acknowledging
 
 

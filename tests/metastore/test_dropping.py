@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from cairn.catalog.job.runs import RegisteredRun, register_run
 from cairn.errors import RefusedError
 from cairn.state.handle import StateDeclaration
-from metastore.runs import RegisteredRun, register_run
 from tests.metastore.steps import Steps
 
 LONG = {"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": True}]}

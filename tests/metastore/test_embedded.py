@@ -12,12 +12,16 @@ import psycopg2
 import pytest
 from sqlalchemy import make_url, text
 
+from cairn.catalog.embedded import masked, resolve_url, stop
+from cairn.catalog.engine import dispose_engines, run_transaction
 from cairn.errors import BadInputError, MetastoreError
-from metastore.embedded import masked, resolve_url, stop
-from metastore.engine import dispose_engines, run_transaction
 
 ROOT = Path(__file__).parents[2]
-RESOLVE = "import sys; from metastore.embedded import resolve_url; print(resolve_url(sys.argv[1]))"
+RESOLVE = """
+import sys
+from cairn.catalog.embedded import resolve_url
+print(resolve_url(sys.argv[1]))
+"""
 
 
 def start(directory: Path, *, wait: str = "") -> subprocess.Popen[str]:

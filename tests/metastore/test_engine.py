@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import IntegrityError
 
+from cairn.catalog.embedded import resolve_url, stop
+from cairn.catalog.engine import open_engine, run_transaction
+from cairn.catalog.migrate import migrate
 from cairn.errors import BadInputError, MetastoreError
-from metastore.embedded import resolve_url, stop
-from metastore.engine import open_engine, run_transaction
-from metastore.migrate import migrate
 
 FORKING = """
 import os, sys
 from sqlalchemy import text
-from metastore.engine import dispose_engines, run_transaction
+from cairn.catalog.engine import dispose_engines, run_transaction
 
 def backend():
     return run_transaction(

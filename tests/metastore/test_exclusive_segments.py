@@ -10,15 +10,16 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from cairn.handles import PinKind, SegmentHandle, SegmentKind
+from cairn.catalog.cleanup.snapshot import read_snapshot
+from cairn.catalog.job.acks import Ack
+from cairn.catalog.job.bases import replay_of
+from cairn.catalog.job.begin import begin_batch
+from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.segments import lists_at
+from cairn.catalog.savepoints.pins import pin_checkpoint, remove_pins
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from metastore.acks import Ack
-from metastore.bases import replay_of
-from metastore.batches import begin_batch
-from metastore.checkpoints import lists_at
-from metastore.files import WrittenFile
-from metastore.pins import pin_checkpoint, remove_pins
-from metastore.upkeep import read_snapshot
+from metastore.enums import PinKind, SegmentKind
 from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps
 
 
@@ -174,7 +175,7 @@ def test_cleanup_takes_lists_with_their_checkpoint_and_not_before(steps: Steps) 
 def test_segments_of_pinned_checkpoints_hide_nothing_that_can_go(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metastore.upkeep.PLAN_ROWS", 4)
+    monkeypatch.setattr("cairn.catalog.cleanup.snapshot.PLAN_ROWS", 4)
     epoch = steps.register()
     made = [batch_with_lists(steps, epoch, batch_id) for batch_id in range(8)]
     for checkpoint_id in (1, 2, 3):

@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text, update
 
-from cairn.handles import Scope
-from metastore.acks import acknowledge
-from metastore.files import seal_files
-from metastore.metrics import METRICS, MetricKind, MetricScope
+from cairn.catalog.job.acks import acknowledge
+from cairn.catalog.job.files import seal_files
+from cairn.catalog.job.upload_stats import UploadStats
+from cairn.catalog.metrics import METRICS, MetricKind, MetricScope
+from metastore.enums import Scope
 from metastore.models import Deletion, Job
-from metastore.uploads import UploadStats
 from tests.metastore.metric_values import histogram, metric, metric_rows
 from tests.metastore.rows import Rows
 from tests.metastore.steps import Steps
@@ -153,7 +153,7 @@ def test_queue_and_busy_time_are_those_of_the_latest_uploads(begun: Rows) -> Non
     assert of(begun, "changelogBusyTimeMsPerSecond") == {"tm": 20}
 
 
-def test_materialisations_are_counted_by_subtask_since_the_current_run_began(begun: Rows) -> None:
+def test_materializations_are_counted_by_subtask_since_the_current_run_began(begun: Rows) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     made: list[dict[str, Any]] = [
         {"kind": "keyed_full", "size_bytes": 900},
@@ -180,7 +180,7 @@ def test_materialisations_are_counted_by_subtask_since_the_current_run_began(beg
     assert of(begun, f"{group}.startedMaterialization") == {}
 
 
-def test_what_is_not_materialised_is_the_changelog_in_the_newest_whole_checkpoint(
+def test_what_is_not_materialized_is_the_changelog_in_the_newest_whole_checkpoint(
     begun: Rows,
 ) -> None:
     file = begun.file()

@@ -11,15 +11,15 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from cairn.errors import RefusedError
-from metastore.engine import open_engine, run_transaction
-from metastore.migrate import (
+from cairn.catalog.engine import open_engine, run_transaction
+from cairn.catalog.migrate import (
     alembic_config,
     current_revision,
     head_revision,
     migrate,
     require_current,
 )
+from cairn.errors import RefusedError
 from metastore.models import SCHEMA, Base
 
 
@@ -83,7 +83,7 @@ def test_migrating_applies_each_revision_once_and_then_nothing(empty_database_ur
 
 
 def test_processes_that_migrate_at_once_share_the_work(empty_database_url: str) -> None:
-    program = "import sys; from metastore.migrate import migrate; print(migrate(sys.argv[1]))"
+    program = "import sys; from cairn.catalog.migrate import migrate; print(migrate(sys.argv[1]))"
     root = Path(__file__).parents[2]
     running = [
         subprocess.Popen(

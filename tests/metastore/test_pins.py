@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
+from cairn.catalog.engine import open_engine
+from cairn.catalog.savepoints.pins import Pinned, open_pins, pin_checkpoint, remove_pins
 from cairn.errors import BadInputError, RefusedError
-from cairn.handles import PinKind
-from metastore.engine import open_engine
-from metastore.pins import Pinned, open_pins, pin_checkpoint, remove_pins
+from metastore.enums import PinKind
 from tests.metastore.rows import Rows
 from tests.metastore.steps import Steps
 

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import ProgrammingError
 
+from cairn.catalog.embedded import resolve_url
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.migrate import migrate, require_current
 from cairn.errors import RefusedError
-from metastore.embedded import resolve_url
-from metastore.engine import run_transaction
-from metastore.migrate import migrate, require_current
 from metastore.models import Base, PhysicalFile
 from tests.metastore.rows import Rows
 

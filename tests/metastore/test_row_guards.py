@@ -14,10 +14,10 @@ from sqlalchemy import Uuid, insert, literal, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from cairn.catalog.engine import open_engine
 from cairn.errors import RefusedError
-from cairn.handles import SegmentKind
-from metastore.engine import open_engine
-from metastore.models import Deletion, Directory, FileStatus, Job, PhysicalFile, Segment
+from metastore.enums import FileStatus, SegmentKind
+from metastore.models import Deletion, Directory, Job, PhysicalFile, Segment
 from tests.metastore.rows import Rows
 
 

@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.acks import Ack
+from cairn.catalog.job.files import WrittenFile
 from cairn.handles import SegmentHandle
-from metastore.acks import Ack
-from metastore.batches import BatchRef
-from metastore.files import WrittenFile
 from tests.metastore.steps import SIZE_BYTES, Steps
 
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.acks import Ack
+from cairn.catalog.job.begin import BatchStart
+from cairn.catalog.job.times import latest
 from cairn.errors import RefusedError
-from metastore.acks import Ack
-from metastore.batches import BatchRef, BatchStart
-from metastore.times import latest
 from tests.metastore.steps import Steps
 
 SUBTASKS = 2

@@ -11,22 +11,24 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.dialects.postgresql import Range
 
 from cairn.errors import RefusedError
-from cairn.handles import Scope
+from metastore.enums import (
+    CheckpointStatus,
+    DirectoryStatus,
+    FileStatus,
+    MaintenanceStatus,
+    Scope,
+    SegmentStatus,
+)
 from metastore.models import (
     Base,
     Checkpoint,
-    CheckpointStatus,
     Deletion,
     Directory,
-    DirectoryStatus,
-    FileStatus,
     Job,
     MaintenanceRun,
-    MaintenanceStatus,
     PhysicalFile,
     Run,
     Segment,
-    SegmentStatus,
     SubtaskAck,
     UploadStat,
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cairn.catalog.job.files import seal_files
 from cairn.errors import FencedError
-from cairn.handles import Scope
 from cairn.storage import open_store
-from metastore.files import seal_files
+from metastore.enums import Scope
 from tests.metastore.steps import SIZE_BYTES, Steps
 
 

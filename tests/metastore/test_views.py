@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text, update
 
-from cairn.handles import Scope
-from metastore.engine import open_engine
+from cairn.catalog.engine import open_engine
+from metastore.enums import Scope
 from metastore.models import Deletion
 from tests.metastore.rows import Rows
 

@@ -10,17 +10,17 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import ProgrammingError
 
+from cairn.catalog.engine import dispose_engines, run_transaction
+from cairn.catalog.job.begin import begin_batch
+from cairn.catalog.job.materializations import Materialized, record_end, record_start
+from cairn.catalog.job.runs import register_run
+from cairn.catalog.savepoints.pins import remove_pins
 from cairn.cli import main
-from cairn.handles import PinKind
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.savepoints.write import pin
+from cairn.savepoints.write_manifest import pin
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
-from metastore.batches import begin_batch
-from metastore.engine import dispose_engines, run_transaction
-from metastore.materializations import Materialized, record_end, record_start
-from metastore.pins import remove_pins
-from metastore.runs import register_run
+from metastore.enums import PinKind
 from tests.metastore.steps import Steps
 
 VIEWS = (

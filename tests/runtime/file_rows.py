@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.runtime.run_plan import RunPlan
+from cairn.catalog.engine import open_engine
+from cairn.runtime.executor.run_context import RunPlan
 from cairn.storage import open_store
-from metastore.engine import open_engine
 
 
 def rows(plan: RunPlan, statement: str, **values: Any) -> list[Any]:

@@ -21,12 +21,12 @@ import msgspec
 from sqlalchemy import Connection, Engine, Pool, event
 
 from cairn.errors import CairnError
-from cairn.handles import PinKind
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.manifests import write_manifest_if_due
-from cairn.runtime.materializer import Order, carry_out
-from cairn.savepoints.write import pin
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.schedule import Order, carry_out
+from cairn.runtime.task.periodic_manifest import write_manifest_if_due
+from cairn.savepoints.write_manifest import pin
 from cairn.storage import open_store
+from metastore.enums import PinKind
 from tests.runtime.one_task import die
 from tests.runtime.tasks import QUERY, Task, plan_of, remember, run_together
 
@@ -143,7 +143,7 @@ def commit_a_batch(facts: dict[str, Any], batch_id: int, task_attempt: int) -> N
 
 
 def materialize(order: bytes) -> None:
-    """Carries out the order of a materialising process."""
+    """Carries out the order of a materializing process."""
     carry_out(msgspec.msgpack.decode(order, type=Order))
 
 

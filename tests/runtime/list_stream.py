@@ -7,13 +7,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.runtime.run_plan import RunPlan
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.segments import lists_at
+from cairn.runtime.executor.run_context import RunPlan
 from cairn.segments.operator_lists import read_lists
 from cairn.state.handle import StateDeclaration
 from cairn.state.operator_lists import Lists
 from cairn.storage import open_store
-from metastore.checkpoints import lists_at
-from metastore.engine import run_transaction
 from tests.runtime.file_rows import rows
 from tests.runtime.merging_stream import SUBTASKS, Stream
 from tests.runtime.tasks import ChangeLists, Task, new_run, plan_of, remember, run_together

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from cairn.runtime.local_store import Position, open_local
+from cairn.runtime.executor.local_store import Position, open_local
 from cairn.state.entries import entry_prefix
 from cairn.state.view import PUT, Changes
 

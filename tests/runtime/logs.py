@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cairn.runtime.attempt import Attempt, Input, Worked
-from cairn.runtime.changelog import Changelog
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.local_store import open_local
-from cairn.runtime.restore import parent_state
-from cairn.runtime.run_plan import RunPlan
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.segments import segments_at
+from cairn.runtime.commit.changelog import Changelog
+from cairn.runtime.executor.local_store import open_local
+from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.processing.task_input import Input
+from cairn.runtime.task.attempt import Attempt, Worked
 from cairn.segments.reader import read_segment
 from cairn.state.entries import entry_prefix, list_suffix, split
 from cairn.state.view import Changes, Overlay
 from cairn.storage import ObjectStore, open_store
-from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
 from tests.runtime.tasks import EVERYTHING, QUERY, AtOnce, read_back
 
 LIST = entry_prefix(0, 1, b"list")

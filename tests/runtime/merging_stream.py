@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.runtime.run_plan import RunPlan
+from cairn.catalog.engine import open_engine
+from cairn.runtime.executor.run_context import RunPlan
 from cairn.storage.posix import PosixStore
-from metastore.engine import open_engine
-from metastore.models import CheckpointStatus
+from metastore.enums import CheckpointStatus
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.tasks import Task, new_run, read_back, remember, remembered, run_together
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cairn.errors import CairnError
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.in_flight import in_flight
+from cairn.runtime.commit.in_flight import in_flight
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.one_task import die
 from tests.runtime.tasks import Task, plan_of, remember

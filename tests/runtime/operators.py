@@ -10,9 +10,14 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from cairn.runtime.intake import Intake, subtasks_by_key_group
-from cairn.runtime.plan import INPUT_COLUMN, KEY_HASH_COLUMN, EventTime, Operator
-from cairn.runtime.spill import SpillDirectory
+from cairn.runtime.processing.operator_spec import (
+    INPUT_COLUMN,
+    KEY_HASH_COLUMN,
+    EventTime,
+    Operator,
+)
+from cairn.runtime.processing.spill import SpillDirectory
+from cairn.runtime.processing.task_input import Intake, subtasks_by_key_group
 from cairn.state.handle import StateDeclaration, VariableSpec
 from cairn.state.times import TimeMode
 from cairn.state.view import DELETE, PUT, Changes

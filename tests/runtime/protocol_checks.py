@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from sqlalchemy import text
 
+from cairn.catalog.engine import open_engine
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.run_plan import RunPlan
-from cairn.savepoints.manifests import read_manifest
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.state.entries import entry_prefix
 from cairn.state.view import Overlay
 from cairn.storage import open_store
-from metastore.engine import open_engine
-from metastore.models import CheckpointStatus
+from metastore.enums import CheckpointStatus
 from tests.runtime.tasks import (
     EVERYTHING,
     MAX_PARALLELISM,

@@ -18,7 +18,7 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from cairn.runtime.upload_policy import History, Kind, SentRequest, next_step
+from cairn.runtime.commit.upload_policy import History, Kind, SentRequest, next_step
 from cairn.settings import Settings
 
 SIZE_BYTES = 5 << 20

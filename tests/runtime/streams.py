@@ -27,6 +27,8 @@ from pyspark.sql.streaming.stateful_processor import (
 from sqlalchemy import select
 
 import cairn
+from cairn.catalog.engine import open_engine
+from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import range_of
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
@@ -40,9 +42,8 @@ from cairn.state.entries import (
 )
 from cairn.state.ttl import HEADER_BYTES
 from cairn.storage import open_store
-from metastore.checkpoints import segments_at
-from metastore.engine import open_engine
-from metastore.models import Checkpoint, CheckpointStatus, Job, StateVariable
+from metastore.enums import CheckpointStatus
+from metastore.models import Checkpoint, Job, StateVariable
 from spark_jobs import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -295,8 +296,8 @@ def newest_state(url: str, job: str = "small") -> State:
     return read_state(url, job, max(retained(url, job)))
 
 
-def await_materialisation(settings: Settings) -> None:
-    """Returns when no process of the stream materialises any more."""
+def await_materialization(settings: Settings) -> None:
+    """Returns when no process of the stream materializes any more."""
     for file in Path(settings.local_dir).glob("*/tm/*/materialize-*.lock"):
         with file.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

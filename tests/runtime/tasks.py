@@ -10,16 +10,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.runs import Registration, register_run
+from cairn.catalog.job.segments import segments_at
 from cairn.errors import CairnError
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.manifest import Manifest
-from cairn.runtime.attempt import Attempt, Input
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.group_commit import ask, commit
-from cairn.runtime.materialize import FULL_FROM_SHARE, materialize
-from cairn.runtime.operator_state import ParentLists, spool_lists
-from cairn.runtime.restore import parent_state
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.commit.group_commit import ask, commit
+from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.write import FULL_FROM_SHARE, materialize
+from cairn.runtime.processing.task_input import Input
+from cairn.runtime.task.attempt import Attempt
+from cairn.runtime.task.operator_lists import ParentLists, spool_lists
 from cairn.segments.snapshot import snapshot
 from cairn.settings import Settings
 from cairn.state.entries import entry_prefix, list_suffix
@@ -27,9 +31,6 @@ from cairn.state.handle import StateDeclaration
 from cairn.state.operator_lists import Lists
 from cairn.state.view import Overlay
 from cairn.storage import ObjectStore, open_store
-from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
-from metastore.runs import Registration, register_run
 
 MAX_PARALLELISM = 8
 QUERY = "query"
@@ -137,7 +138,7 @@ class Task:
     """Uploads each key group's changes on their own, before the batch ends, if there is one."""
 
     def steps(self) -> Generator[str, None, None]:
-        """Does the task's work, as `cairn.runtime.operator.run_task`; stops after each step."""
+        """Does the task's work, as `cairn.runtime.task.task.run_task`; stops after each step."""
         batch = self.plan.batch(QUERY, self.batch_id)
         manager = TaskManager(self.plan, self.executor)
         store = self.store or open_store(self.plan.storage)
@@ -155,7 +156,7 @@ class Task:
                 if share is None:
                     share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
                 materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
-                yield "materialised"
+                yield "materialized"
             lists = ParentLists(attempt).of(self.subtask)
             log, overlay = attempt.open_log(self.subtask), Overlay(reader)
             groups = self.plan.key_groups(self.subtask)

@@ -13,8 +13,8 @@ import pytest
 from cairn import Job
 from cairn.errors import BadInputError, FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.planning import check_storage
+from cairn.runtime.driver.build_plan import check_storage
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.forks import FORKS
@@ -104,7 +104,7 @@ def shared(stream: Stream) -> list[tuple[str, int, int]]:
     return [found for found in files(stream.plan) if found[0].startswith("shared/")]
 
 
-def test_materialisations_go_on_with_one_file_a_subtask(stream: Stream) -> None:
+def test_materializations_go_on_with_one_file_a_subtask(stream: Stream) -> None:
     stream.batch()
     store = CountingStore(stream.storage)
     for times in range(1, 4):
@@ -123,7 +123,7 @@ def test_materialisations_go_on_with_one_file_a_subtask(stream: Stream) -> None:
     stream.assert_whole()
 
 
-def test_a_failed_materialisation_gives_its_file_up_and_the_next_writes_a_new_one(
+def test_a_failed_materialization_gives_its_file_up_and_the_next_writes_a_new_one(
     stream: Stream,
 ) -> None:
     stream.batch()
@@ -142,7 +142,7 @@ def test_a_failed_materialisation_gives_its_file_up_and_the_next_writes_a_new_on
     stream.assert_whole(may_be_torn=True)
 
 
-def test_a_materialisation_whose_file_was_deleted_takes_a_new_one(stream: Stream) -> None:
+def test_a_materialization_whose_file_was_deleted_takes_a_new_one(stream: Stream) -> None:
     stream.batch()
     stream.batch(materializes=True)
     going = stream.plan

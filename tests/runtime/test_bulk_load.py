@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime import local_store
-from cairn.runtime.local_store import LocalStore, Position
+from cairn.runtime.executor import local_store
+from cairn.runtime.executor.local_store import LocalStore, Position
 from cairn.state.entries import entry_prefix, key_group_bounds
 from cairn.state.view import PUT, Changes
 

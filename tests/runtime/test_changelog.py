@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import BadInputError, StorageError
-from cairn.runtime.changelog import SequenceNumber, _by_key_group
+from cairn.runtime.commit.changelog import SequenceNumber, _by_key_group
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 from tests.runtime.file_rows import objects, rows
 from tests.runtime.logs import Query

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
+from cairn.catalog.cleanup.snapshot import read_snapshot
+from cairn.catalog.engine import open_engine
+from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.cli import main
 from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.deleter import delete_directories
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
-from metastore.directories import given_up_directories, record_removed
-from metastore.engine import open_engine
-from metastore.upkeep import read_snapshot
 from tests.runtime.file_rows import directories, files, objects, rows
 from tests.runtime.merging_stream import Stream
 

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.state.view import Overlay
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.forks import FORKS

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
-from metastore.engine import open_engine
+from cairn.catalog.engine import open_engine
 from tests.runtime.streams import Settings, expected_state, newest_state, remembered, start
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime import materialize
-from cairn.runtime.executor import TaskManager
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization import write as materialize
 from tests.runtime.file_rows import files, rows
 from tests.runtime.merging_stream import SUBTASKS, CountingStore, Stream, subtasks_by_file
 from tests.runtime.tasks import on_host

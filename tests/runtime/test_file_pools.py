@@ -13,8 +13,8 @@ import pytest
 
 from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager, try_lock
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager, try_lock
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.merging_stream import SUBTASKS, CountingStore, Stream, subtasks_by_file

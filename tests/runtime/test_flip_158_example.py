@@ -1,15 +1,15 @@
 """FLIP-158's worked example ("StateChangelog", "Example"), step by step, T0 to T4 and CP1 to CP3.
 
-What differs. In Flink, the materialisation is triggered between b and c in the middle of what CP2
+What differs. In Flink, the materialization is triggered between b and c in the middle of what CP2
 persists, so the change set (T1:T3 = b,c) is half in it, and a restore has to leave b out. Here a
-materialisation is of local state, which is that of a confirmed checkpoint, so T2 is where a
+materialization is of local state, which is that of a confirmed checkpoint, so T2 is where a
 checkpoint ends: b and c are in one each. All values are those of the example: CP2 has a, b and c;
 after CP3, a restore reads the base (a,b), c, and d, and b once. A place in the log is a pair of
 checkpoint and number, so where a checkpoint ends, the place has two names: after the last part of
 one, and before the first of the next.
 
 The log of a checkpoint holds what is new in it. What FLIP-158's handle combines with it, from the
-last materialisation on, the metastore adds: a segment is part of every checkpoint until it is
+last materialization on, the metastore adds: a segment is part of every checkpoint until it is
 released.
 """
 
@@ -24,12 +24,12 @@ from typing import Any
 
 import pytest
 
-from cairn.handles import SegmentKind
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.changelog import SequenceNumber
-from cairn.runtime.local_store import open_local
-from cairn.runtime.materialize import materialize
+from cairn.runtime.commit.changelog import SequenceNumber
+from cairn.runtime.executor.local_store import open_local
+from cairn.runtime.materialization.write import materialize
 from cairn.storage.posix import PosixStore
+from metastore.enums import SegmentKind
 from tests.runtime.file_rows import objects, rows
 from tests.runtime.logs import Query
 from tests.runtime.tasks import QUERY, new_run
@@ -64,7 +64,7 @@ class SlowStore(PosixStore):
 
 
 def materialization(query: Query, store: PosixStore, batch_id: int) -> Any:
-    """Materialises the subtask, as its process does."""
+    """Materializes the subtask, as its process does."""
     with open_local(query.manager.subtask_directory(0)).read() as reader:
         batch = query.plan.batch(QUERY, batch_id)
         return materialize(query.manager, store, batch, 0, reader, full_from_share=-1)
@@ -72,7 +72,7 @@ def materialization(query: Query, store: PosixStore, batch_id: int) -> Any:
 
 @contextmanager
 def triggered(query: Query, batch_id: int) -> Iterator[tuple[SlowStore, Future[Any]]]:
-    """Yields a materialisation that has its snapshot and whose upload stands still."""
+    """Yields a materialization that has its snapshot and whose upload stands still."""
     store = SlowStore(query.plan.storage)
     with ThreadPoolExecutor(1) as threads:
         materializing = threads.submit(materialization, query, store, batch_id)
@@ -110,7 +110,7 @@ def start_up_and_cp1(query: Query) -> None:
 
 
 def add_b(query: Query) -> None:
-    """list.add(b), and the checkpoint that ends where the materialisation is to begin."""
+    """list.add(b), and the checkpoint that ends where the materialization is to begin."""
     with query.batch(1) as work:
         assert T1 < work.log.last_appended() == SequenceNumber(2, 0)
         assert (query.local(), query.spooled()) == ([b"a"], [])
@@ -122,7 +122,7 @@ def add_b(query: Query) -> None:
 
 def trigger_materialization_and_cp2(query: Query) -> None:
     with query.batch(2) as work:
-        # State materialisation is triggered: it obtains T2 and a snapshot of T0:T2 = a,b.
+        # State materialization is triggered: it obtains T2 and a snapshot of T0:T2 = a,b.
         assert AFTER_B < work.log.last_appended() == T2
         assert (query.local(), query.spooled()) == ([b"a", b"b"], [])
         with triggered(query, 2) as (slow, materializing):
@@ -136,7 +136,7 @@ def trigger_materialization_and_cp2(query: Query) -> None:
             # CP2 completes: the combined handle, of what it had and what is new.
             assert query.replayed(CP2) == [[b"a"], [b"b"], [b"c"]]
             assert query.restored(CP2) == [b"a", b"b", b"c"]
-            # State materialisation completes: T0:T2 = a,b counts from the next checkpoint on.
+            # State materialization completes: T0:T2 = a,b counts from the next checkpoint on.
             slow.go_on.set()
             assert materializing.result(timeout=30) is not None
     assert query.handles(CP2)[-1].sha256 == c.sha256

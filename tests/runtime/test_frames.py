@@ -5,7 +5,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from cairn.errors import BadInputError
-from cairn.runtime.frames import frames_to_batch
+from cairn.runtime.processing.frames import frames_to_batch
 
 SCHEMA = StructType([StructField("k", StringType()), StructField("n", LongType())])
 BIG = 2**60 + 1

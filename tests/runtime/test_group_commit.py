@@ -19,13 +19,13 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
+from cairn.catalog.engine import open_engine
 from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.group_files import Request
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.commit.commit_files import Request
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
-from metastore.engine import open_engine
 from tests.runtime.forks import FORKS
 from tests.runtime.one_task import run_task
 from tests.runtime.tasks import (

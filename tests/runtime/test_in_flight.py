@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
-from cairn.runtime.uploads import Uploaded
 from tests.runtime.forks import FORKS
 from tests.runtime.one_upload import fails, hold, no_fault, waits
 from tests.runtime.tasks import facts_of

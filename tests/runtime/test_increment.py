@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.increment import net_changes, touched_by
-from cairn.runtime.local_store import LocalReader, LocalStore
+from cairn.runtime.executor.local_store import LocalReader, LocalStore
+from cairn.runtime.materialization.increment import net_changes, touched_by
 from cairn.state.entries import entry_prefix, state_prefix
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import select, text
 
+from cairn.catalog.engine import open_engine
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
-from metastore.engine import open_engine
 from metastore.models import PhysicalFile
 from tests.runtime.declaring import Seeded
 from tests.runtime.streams import (

@@ -18,10 +18,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.errors import RefusedError
 from cairn.keygroups import KeyGroupRange, subtask_of
-from cairn.runtime.forms import RowForm
-from cairn.runtime.intake import Part
-from cairn.runtime.processing import Share, process
-from cairn.runtime.spill import Output, SpillDirectory
+from cairn.runtime.processing.processor_io import RowForm
+from cairn.runtime.processing.processor_run import Share, process
+from cairn.runtime.processing.spill import Output, SpillDirectory
+from cairn.runtime.processing.task_input import Part
 from cairn.state.times import BatchTimes
 from cairn.state.view import NoState
 from tests.runtime.operators import (

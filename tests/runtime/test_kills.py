@@ -18,11 +18,11 @@ import psutil
 import pytest
 from sqlalchemy import func, select
 
+from cairn.catalog.engine import open_engine
+from cairn.catalog.migrate import migrate
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
 from cairn.storage import open_store
-from metastore.engine import open_engine
-from metastore.migrate import migrate
 from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
 from tests.runtime import timed_streams
 from tests.runtime.streams import (

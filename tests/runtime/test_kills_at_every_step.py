@@ -1,4 +1,4 @@
-"""SIGKILL before every step of a group commit, a materialisation and a manifest, on both stores.
+"""SIGKILL before every step of a group commit, a materialization and a manifest, on both stores.
 
 Each test kills a process before its first step, does the work again, kills another one before its
 second step, and so on until one gets through. All of it is one job: what the killed ones left
@@ -18,15 +18,15 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from cairn.handles import SegmentKind
+from cairn.catalog.engine import open_engine, run_transaction
+from cairn.catalog.job.segments import segments_at
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.materializer import Order
-from cairn.runtime.run_plan import RunPlan
-from cairn.savepoints.manifests import read_manifest
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.materialization.schedule import Order
+from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.storage import open_store
-from metastore.checkpoints import segments_at
-from metastore.engine import open_engine, run_transaction
+from metastore.enums import SegmentKind
 from tests.runtime import killed_at_a_step as killed
 from tests.runtime.file_rows import rows
 from tests.runtime.forks import FORKS
@@ -59,7 +59,7 @@ class Query:
     """What there is besides what `remember` leaves."""
     options: dict[str, object] = field(default_factory=dict)
     materialized: Sequence[int] = (0, 1)
-    """Subtasks that materialise in every fourth batch, so that little is read back."""
+    """Subtasks that materialize in every fourth batch, so that little is read back."""
     batches: int = 0
     attempts: int = 0
 
@@ -201,7 +201,7 @@ def test_a_group_commit_killed_at_any_step_is_done_by_the_next_attempt(
 
 
 @pytest.mark.parametrize("kind", [SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT])
-def test_a_materialisation_killed_at_any_step_is_done_by_the_next(
+def test_a_materialization_killed_at_any_step_is_done_by_the_next(
     make: Callable[..., Query], storage: str, kind: SegmentKind
 ) -> None:
     state = BIG if kind is SegmentKind.KEYED_INCREMENT else {}

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cairn.errors import StorageError
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime import local_store
-from cairn.runtime.local_store import LocalStore, Position, boot_id
+from cairn.runtime.executor import local_store
+from cairn.runtime.executor.local_store import LocalStore, Position, boot_id
 from cairn.state.entries import (
     TIMERS_BY_EXPIRY,
     entry_prefix,

@@ -1,12 +1,12 @@
-"""When a subtask materialises."""
+"""When a subtask materializes."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.runtime.materializer import is_due
-from metastore.batches import Clock
+from cairn.catalog.job.begin import Clock
+from cairn.runtime.materialization.schedule import is_due
 
 INTERVAL_MS = 1000
 PARALLELISM = 4

@@ -1,4 +1,4 @@
-"""Materialisation beside the batch: one process at a time, counted, fenced, and full or not."""
+"""Materialization beside the batch: one process at a time, counted, fenced, and full or not."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from cairn.catalog.engine import open_engine, run_transaction
+from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.segments import segments_at
 from cairn.errors import RefusedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime import materializer
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.local_store import Weight
-from cairn.runtime.materializer import Progress, lock_file, start_if_due
-from metastore.batches import Clock
-from metastore.checkpoints import segments_at
-from metastore.engine import open_engine, run_transaction
+from cairn.runtime.executor.local_store import Weight
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization import schedule as materializer
+from cairn.runtime.materialization.schedule import Progress, lock_file, start_if_due
 from tests.runtime.tasks import (
     BIG,
     EVERYTHING,
@@ -77,7 +77,7 @@ class Stream:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits until no process materialises, and keeps others from starting."""
+        """Waits until no process materializes, and keeps others from starting."""
         lock = os.open(lock_file(self.manager, 0), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,7 +114,7 @@ def at(ms: int) -> Clock:
     return replace(DUE, now_ms=DUE.now_ms + ms)
 
 
-def test_the_first_materialisation_is_full_and_the_next_holds_what_has_changed(
+def test_the_first_materialization_is_full_and_the_next_holds_what_has_changed(
     stream: Stream,
 ) -> None:
     stream.run(1, remember_big)
@@ -132,7 +132,7 @@ def test_the_first_materialisation_is_full_and_the_next_holds_what_has_changed(
     assert read_back(stream.plan, 6) == remembered(6) | BIG
 
 
-def test_what_changes_more_than_a_quarter_of_the_state_is_materialised_whole(
+def test_what_changes_more_than_a_quarter_of_the_state_is_materialized_whole(
     stream: Stream,
 ) -> None:
     stream.run(3)
@@ -147,7 +147,7 @@ def test_what_changes_more_than_a_quarter_of_the_state_is_materialised_whole(
 
 @contextmanager
 def without_end(stream: Stream) -> Iterator[int]:
-    """Yields the id of a process that materialises and can come to no end of its own."""
+    """Yields the id of a process that materializes and can come to no end of its own."""
     with open_engine(stream.plan.metastore_url).begin() as connection:
         connection.execute(text("SELECT 1 FROM cairn.jobs FOR UPDATE"))
         stream.start()
@@ -214,7 +214,7 @@ def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insis
     assert read_back(stream.plan, 3) == remembered(3)
 
 
-def test_a_subtask_is_materialised_by_one_process_at_a_time(stream: Stream) -> None:
+def test_a_subtask_is_materialized_by_one_process_at_a_time(stream: Stream) -> None:
     stream.run(2)
     before = len(materializer._started)
     with stream.alone():
@@ -259,7 +259,7 @@ def test_three_failures_in_a_row_fail_the_task_and_a_restart_counts_anew(
             assert materializer._progress(stream.manager, 0).failures == failures
         with pytest.raises(
             StorageError,
-            match=r"subtask 0 could not be materialised \(failures in a row: 3\), so its changelog"
+            match=r"subtask 0 could not be materialized \(failures in a row: 3\), so its changelog"
             r" grows\. The last time: .* has no such object",
         ):
             stream.start(at(10**6))
@@ -280,7 +280,7 @@ def test_a_failure_that_trying_again_cannot_mend_fails_every_next_task_at_once(
     for _ in range(2):
         with pytest.raises(
             RefusedError,
-            match=r"subtask 0 could not be materialised \(failures in a row: 1\), so its changelog"
+            match=r"subtask 0 could not be materialized \(failures in a row: 1\), so its changelog"
             r" grows\. Trying again cannot help: .* a part of the path is a file",
         ):
             stream.start()
@@ -294,7 +294,7 @@ def test_a_failure_that_trying_again_cannot_mend_fails_every_next_task_at_once(
     assert read_back(stream.plan, 4) == remembered(4)
 
 
-def test_a_fenced_runs_materialisation_changes_nothing_and_is_no_failure(stream: Stream) -> None:
+def test_a_fenced_runs_materialization_changes_nothing_and_is_no_failure(stream: Stream) -> None:
     stream.run(2)
     old = stream.plan
     with stream.alone():
@@ -308,7 +308,7 @@ def test_a_fenced_runs_materialisation_changes_nothing_and_is_no_failure(stream:
     assert "SHARED" not in stream.sql("SELECT upper(scope) FROM cairn.physical_files")
 
 
-def test_the_changelog_goes_with_the_materialisation(stream: Stream) -> None:
+def test_the_changelog_goes_with_the_materialization(stream: Stream) -> None:
     stream.run(4)
     stream.materialize()
     stream.run(4)

@@ -1,4 +1,4 @@
-"""Which thread of a materialising process does what, and what it loads."""
+"""Which thread of a materializing process does what, and what it loads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from cairn.catalog.engine import run_transaction
 from cairn.errors import StorageError
-from cairn.runtime.increment import net_changes
-from cairn.runtime.local_store import LocalReader, LocalStore
-from cairn.runtime.materializer import Order, carry_out
-from cairn.runtime.materializing_process import drawn_in
+from cairn.runtime.executor.local_store import LocalReader, LocalStore
+from cairn.runtime.materialization.increment import net_changes
+from cairn.runtime.materialization.process import drawn_in
+from cairn.runtime.materialization.schedule import Order, carry_out
 from cairn.segments.format import encode
 from cairn.segments.reader import read_segments
-from metastore.engine import run_transaction
 from tests.runtime.streams import ROOT
 from tests.runtime.tasks import QUERY, Task, new_run, remember, remember_big
 
@@ -65,7 +65,7 @@ def test_whoever_takes_a_lock_that_batches_may_wait_for_does_not_compute(
     assert seen == looked_for.keys(), "both a full one and an increment were made"
 
 
-def test_an_error_of_the_computing_thread_is_the_materialisations() -> None:
+def test_an_error_of_the_computing_thread_is_the_materializations() -> None:
     def failing() -> Iterator[str]:
         yield "a segment"
         raise StorageError("a changelog is gone")
@@ -77,14 +77,16 @@ def test_an_error_of_the_computing_thread_is_the_materialisations() -> None:
             next(drawn)
 
 
-def test_a_materialising_process_starts_without_spark() -> None:
-    program = "import sys, cairn.runtime.materializer; sys.exit('pyspark' in sys.modules)"
+def test_a_materializing_process_starts_without_spark() -> None:
+    program = (
+        "import sys, cairn.runtime.materialization.schedule; sys.exit('pyspark' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 def test_it_starts_without_what_its_other_thread_is_to_load() -> None:
     program = (
-        "import sys, cairn.runtime.materializing_process;"
+        "import sys, cairn.runtime.materialization.process;"
         "sys.exit('sqlalchemy' in sys.modules or 'pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

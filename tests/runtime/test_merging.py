@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.runtime.merging import OpenFile, Piece, fill_files, is_full, plan_files
+from cairn.runtime.commit.file_merging import OpenFile, Piece, fill_files, is_full, plan_files
 from cairn.settings import Settings
 
 ON = Settings()

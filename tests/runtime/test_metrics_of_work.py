@@ -1,4 +1,4 @@
-"""Metrics of real group commits, materialisations and cleanups, beside what is in storage."""
+"""Metrics of real group commits, materializations and cleanups, beside what is in storage."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.materializer import Order, carry_out
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.schedule import Order, carry_out
 from cairn.storage.posix import PosixStore
 from tests.metastore.metric_values import histogram, metric
 from tests.runtime.file_rows import files, objects, rows
@@ -93,7 +93,7 @@ def test_a_retried_upload_counts_its_requests_and_the_one_that_counts(stream: St
     assert requests == 2
 
 
-def test_materialisation_metrics_are_those_of_what_was_written(stream: Stream) -> None:
+def test_materialization_metrics_are_those_of_what_was_written(stream: Stream) -> None:
     stream.batch()
     stream.batch()
     before = set(objects(stream.plan))
@@ -115,7 +115,7 @@ def test_materialisation_metrics_are_those_of_what_was_written(stream: Stream) -
     assert of(stream, "Storage.rewriteBytes") == {0: sum(written.values()), 1: 0}
 
 
-def test_what_is_not_materialised_shrinks_with_a_base_of_an_older_state(stream: Stream) -> None:
+def test_what_is_not_materialized_shrinks_with_a_base_of_an_older_state(stream: Stream) -> None:
     stream.batch()
     stream.batch()
     full = "ChangelogStateBackend.lastFullSizeOfNonMaterialization"

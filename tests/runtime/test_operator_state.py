@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Engine, event
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import PinKind
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
-from cairn.savepoints.write import pin
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.savepoints.write_manifest import pin
 from cairn.state.operator_lists import Lists
+from metastore.enums import PinKind
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.list_stream import (
     BOTH,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from cairn.catalog.engine import run_transaction
 from cairn.cli.inspect import entries, find_content
-from cairn.handles import PinKind
 from cairn.layout import manifest_file
-from cairn.savepoints.write import pin
-from metastore.engine import run_transaction
+from cairn.savepoints.write_manifest import pin
+from metastore.enums import PinKind
 from tests.runtime.listing import Noting
 from tests.runtime.streams import OUTPUT, Settings, remembered, rows_of, start, write_source
 

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cairn.runtime.placement import slots
+from cairn.runtime.driver.routing import slots
 
 
 @pytest.mark.slow

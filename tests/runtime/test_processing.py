@@ -13,9 +13,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.intake import Part
-from cairn.runtime.plan import Operator
-from cairn.runtime.processing import Share, process
+from cairn.runtime.processing.operator_spec import Operator
+from cairn.runtime.processing.processor_run import Share, process
+from cairn.runtime.processing.task_input import Part
 from cairn.state.entries import split
 from cairn.state.handle import StateDeclaration
 from cairn.state.times import BatchTimes, TimeMode

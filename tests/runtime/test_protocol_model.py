@@ -3,7 +3,7 @@
 The model plays the driver: it starts a batch's subtasks in any order and place, loses them at any
 step, starts them again, lets zombies go on later, commits or replays batches, restarts with another
 parallelism and another way of merging files, and restores a savepoint as another job. Subtasks
-materialise, whole or as increments; writes fail, landed or not; connections to the metastore break,
+materialize, whole or as increments; writes fail, landed or not; connections to the metastore break,
 with the transaction committed or not. After every step each checkpoint reads back as the model's
 state of its batch: see `tests.runtime.protocol_checks`.
 """
@@ -25,19 +25,19 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from sqlalchemy import text
 
 from benchmarks.slow_s3 import SlowS3
+from cairn.catalog.engine import open_engine
 from cairn.errors import FencedError, StorageError
-from cairn.handles import PinKind
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest
-from cairn.runtime import local_store
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.run_plan import RunPlan
-from cairn.savepoints.manifests import read_manifest
-from cairn.savepoints.restore import restore
-from cairn.savepoints.write import pin
+from cairn.runtime.executor import local_store
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.savepoints.manifest_files import read_manifest
+from cairn.savepoints.start_from_manifest import restore
+from cairn.savepoints.write_manifest import pin
 from cairn.storage import open_store
-from metastore.engine import open_engine
+from metastore.enums import PinKind
 from tests.runtime.faults import FailingStore, losing_a_connection
 from tests.runtime.protocol_checks import Checked, History, signed
 from tests.runtime.tasks import Task, new_run, on_host, remember

@@ -11,16 +11,16 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 
+from cairn.catalog.engine import dispose_engines
 from cairn.errors import CorruptSegmentError, FencedError, StorageError
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.local_store import Position, open_local
-from cairn.runtime.restore import parent_state
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.executor.local_store import Position, open_local
+from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.state.entries import entry_prefix, split
 from cairn.storage import open_store
-from metastore.engine import dispose_engines
 from tests.runtime.tasks import (
     MAX_PARALLELISM,
     QUERY,

@@ -11,6 +11,9 @@ from uuid import uuid4
 
 import pytest
 
+from cairn.catalog.job.begin import begin_batch
+from cairn.catalog.job.runs import register_run
+from cairn.catalog.migrate import migrate
 from cairn.errors import (
     BadInputError,
     CairnError,
@@ -20,13 +23,10 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.savepoints.manifests import Origin, check_manifest_url
-from cairn.savepoints.restore import find_origin, restore
+from cairn.savepoints.manifest_files import Origin, check_manifest_url
+from cairn.savepoints.start_from_manifest import find_origin, restore
 from cairn.storage import ObjectStore
 from cairn.storage.posix import PosixStore
-from metastore.batches import begin_batch
-from metastore.migrate import migrate
-from metastore.runs import register_run
 from tests.cli.stateful_job import KEY, STATES, StatefulJob, put_count
 from tests.runtime.tasks import QUERY, remember, remembered
 from tests.savepoints.jobs import Query

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.segments import segments_at
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.materialize import FULL_FROM_SHARE
-from cairn.runtime.run_plan import RunPlan
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.state.entries import entry_prefix
 from cairn.state.view import Overlay
-from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
+from metastore.enums import SegmentKind
 from tests.runtime.tasks import EVERYTHING, MAX_PARALLELISM, Task, new_run, read_back
 
 KEYS, VALUE_BYTES = 1_000, 2_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from cairn.runtime.rows import row_class
+from cairn.runtime.processing.rows import row_class
 
 NAMES = ("key", "value", "with space", "count", "__hidden", "value", "asDict", "__len__", "_1")
 VALUES = ("k", 1, 2, 3, 4, 5, 6, 7, 8)

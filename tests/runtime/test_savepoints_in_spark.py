@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from cairn.catalog.engine import dispose_engines, run_transaction
+from cairn.catalog.migrate import migrate
 from cairn.errors import BadInputError
-from cairn.handles import PinKind
 from cairn.layout import manifest_file
 from cairn.savepoints.rebuild import rebuild
-from cairn.savepoints.write import pin
-from metastore.engine import dispose_engines, run_transaction
-from metastore.migrate import migrate
+from cairn.savepoints.write_manifest import pin
+from metastore.enums import PinKind
 from tests.runtime import timed_streams
 from tests.runtime.streams import (
     OUTPUT,

@@ -13,16 +13,16 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import create_engine, func, select, text
 
+from cairn.catalog.engine import dispose_engines, open_engine
 from cairn.errors import BadInputError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
-from metastore.engine import dispose_engines, open_engine
 from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
 from tests.runtime.streams import (
     Remember,
     Settings,
     WrongType,
-    await_materialisation,
+    await_materialization,
     expected_state,
     newest_state,
     read_state,
@@ -41,7 +41,7 @@ def run(spark: SparkSession, settings: Settings, **more: Any) -> None:
     start(
         remembered(spark, settings, more.pop("processor", None)), settings, **more
     ).awaitTermination()
-    await_materialisation(settings)
+    await_materialization(settings)
 
 
 def scalar(url: str, statement: Any) -> Any:
@@ -90,7 +90,7 @@ def test_restart_with_another_parallelism_keeps_the_state(
         assert read_state(settings.metastore, "small", checkpoint) == expected_state(batch + 1)
 
 
-def test_materialisation_releases_the_changelog_and_cleanup_deletes_it(
+def test_materialization_releases_the_changelog_and_cleanup_deletes_it(
     spark: SparkSession, stream: MakeStream
 ) -> None:
     settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 s"})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.runtime.upload_policy import (
+from cairn.runtime.commit.upload_policy import (
     FIRST_TIMEOUT_MS,
     HEDGE_BURST,
     HEDGE_SHARE,

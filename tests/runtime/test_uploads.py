@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import event
 
 from benchmarks.slow_s3 import SlowS3
+from cairn.catalog.cleanup.snapshot import WRITE_GRACE_MIN
+from cairn.catalog.engine import open_engine
 from cairn.errors import BadInputError, OutcomeUnknownError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.upload_policy import LEAST_OBSERVED
+from cairn.runtime.commit.upload_policy import LEAST_OBSERVED
 from cairn.storage import open_store
 from cairn.storage.store import LONGEST_HOLD_S, LONGEST_WRITE_S, put_in_time
-from metastore.engine import open_engine
-from metastore.upkeep import WRITE_GRACE_MIN
 from tests.runtime.forks import FORKS
 from tests.runtime.one_upload import FaultyStore, die_in_second_request, fails, no_fault, waits
 from tests.runtime.tasks import QUERY, Task, facts_of, read_back, remember, remembered

@@ -10,15 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.handles import SegmentKind
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.local_store import Weight, open_local
-from cairn.runtime.materialize import FULL_FROM_SHARE
-from cairn.runtime.materializer import LIGHT_BYTES, TIMES_AS_OFTEN, Order, carry_out, interval_ms
-from cairn.runtime.run_plan import RunPlan
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.segments import segments_at
+from cairn.runtime.executor.local_store import Weight, open_local
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.schedule import (
+    LIGHT_BYTES,
+    TIMES_AS_OFTEN,
+    Order,
+    carry_out,
+    interval_ms,
+)
+from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.settings import Settings
-from metastore.checkpoints import segments_at
-from metastore.engine import run_transaction
+from metastore.enums import SegmentKind
 from tests.runtime.tasks import EVERYTHING, QUERY, Task, new_run, on_host, remember
 
 SETTINGS = Settings()
@@ -59,7 +65,7 @@ def run(plan: RunPlan, batch_id: int) -> None:
     Task(plan, "one", batch_id, 0, batch_id, remember(batch_id)).run()
 
 
-def materialise(plan: RunPlan, batch_id: int) -> None:
+def materialize(plan: RunPlan, batch_id: int) -> None:
     """Does what the process does that a task starts, in this one."""
     carry_out(Order(plan, "one", plan.batch(QUERY, batch_id), 0, 1))
 
@@ -73,7 +79,7 @@ def test_local_state_weighs_what_a_restore_of_its_checkpoint_would_read(plan: Ru
     for batch_id in range(4):
         run(plan, batch_id)
         assert weight(plan) == held(plan, batch_id)
-    materialise(plan, 3)  # as of checkpoint 3, and part of those from 5 on
+    materialize(plan, 3)  # as of checkpoint 3, and part of those from 5 on
     run(plan, 4)
     run(plan, 5)
     assert weight(plan) == held(plan, 5)
@@ -83,12 +89,12 @@ def test_local_state_weighs_what_a_restore_of_its_checkpoint_would_read(plan: Ru
     assert weight(elsewhere) == held(plan, 6)
 
 
-def test_a_materialisation_that_finds_nothing_to_do_leaves_no_reason_to_do_it_again(
+def test_a_materialization_that_finds_nothing_to_do_leaves_no_reason_to_do_it_again(
     plan: RunPlan,
 ) -> None:
     run(plan, 0)
     run(plan, 1)
-    materialise(plan, 1)
+    materialize(plan, 1)
     local = open_local(TaskManager(plan, "one").subtask_directory(0))
     made = weight(plan)
     with local.read() as reader:
@@ -96,5 +102,5 @@ def test_a_materialisation_that_finds_nothing_to_do_leaves_no_reason_to_do_it_ag
     assert position is not None
     with local.write() as writer:  # as after a process that was killed before it recorded this
         writer.move_to(position, Weight(made.base_bytes, 10 * LIGHT_BYTES))
-    materialise(plan, 1)
+    materialize(plan, 1)
     assert weight(plan) == Weight(made.base_bytes, 0)

@@ -28,8 +28,9 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from sqlalchemy import select
 
-from metastore.engine import open_engine
-from metastore.models import Checkpoint, CheckpointStatus, Job, SubtaskAck
+from cairn.catalog.engine import open_engine
+from metastore.enums import CheckpointStatus
+from metastore.models import Checkpoint, Job, SubtaskAck
 from tests.runtime.streams import OUTPUT, Settings, State, new_session, start
 
 EVENTS, CLOCK, FRAMES = "events", "clock", "frames"

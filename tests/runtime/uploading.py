@@ -11,14 +11,15 @@ from typing import Any
 
 from sqlalchemy import text
 
+from cairn.catalog.engine import open_engine
+from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
-from cairn.handles import Scope
 from cairn.layout import task_manager_file
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.run_plan import RunPlan
-from cairn.runtime.uploads import Target, Uploaded, upload
+from cairn.runtime.commit.uploads import Target, upload
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage import ObjectStore
-from metastore.engine import open_engine
+from metastore.enums import Scope
 from tests.runtime.one_upload import FaultyStore
 from tests.runtime.tasks import QUERY, new_run
 

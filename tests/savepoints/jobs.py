@@ -11,18 +11,18 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, text
 
-from cairn.handles import PinKind
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
+from cairn.catalog.savepoints.pins import Pinned
 from cairn.layout import manifest_file
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.manifests import write_manifest_if_due
-from cairn.runtime.run_plan import RunPlan
-from cairn.savepoints.manifests import Origin, read_manifest
-from cairn.savepoints.write import pin
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.task.periodic_manifest import write_manifest_if_due
+from cairn.savepoints.manifest_files import Origin, read_manifest
+from cairn.savepoints.write_manifest import pin
 from cairn.settings import Settings
 from cairn.storage import ObjectStore, open_store
-from metastore.engine import run_transaction
-from metastore.pins import Pinned
-from metastore.runs import RegisteredRun, Registration, register_run
+from metastore.enums import PinKind
 from tests.runtime.tasks import (
     MAX_PARALLELISM,
     QUERY,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError, RefusedError
-from cairn.handles import Scope, SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.manifest import (
     Manifest,
@@ -20,6 +20,7 @@ from cairn.manifest import (
     decode,
     encode,
 )
+from metastore.enums import Scope, SegmentKind
 
 KEY: dict[str, Any] = {"type": "struct", "fields": [{"name": "word", "type": "string"}]}
 FILE = ManifestFile("f-1", "job-1/shared/subtask-0-2/f-1.seg", Scope.SHARED)

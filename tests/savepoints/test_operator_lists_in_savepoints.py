@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from cairn.catalog.migrate import migrate
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentKind
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import decode, encode
 from cairn.savepoints.rebuild import rebuild
-from cairn.savepoints.restore import restore
+from cairn.savepoints.start_from_manifest import restore
 from cairn.state.operator_lists import Lists
-from metastore.migrate import migrate
+from metastore.enums import SegmentKind
 from tests.runtime.list_stream import BOTH, SPLIT_ID, UNION_ID, Subtasks, stored_lists, together
 from tests.runtime.tasks import remember, remembered
 from tests.savepoints.jobs import Query

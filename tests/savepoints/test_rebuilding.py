@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import make_url
 
+from cairn.catalog.engine import open_engine
+from cairn.catalog.migrate import migrate
+from cairn.catalog.savepoints.rebuild import FoundManifest
 from cairn.errors import FencedError, RefusedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest
-from cairn.runtime.executor import TaskManager
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.savepoints.rebuild import RebuildReport, plan_job, rebuild
-from metastore.engine import open_engine
-from metastore.migrate import migrate
-from metastore.rebuild import FoundManifest
 from tests.runtime.tasks import QUERY, remembered
 from tests.savepoints.jobs import EXECUTOR, Query
 from tests.savepoints.test_manifest_format import MANIFEST, SEGMENT

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from cairn.catalog.savepoints.manifest_rows import intend_manifest, seal_manifest
+from cairn.catalog.savepoints.pins import open_pins, remove_pins
 from cairn.errors import CorruptSegmentError, FencedError, RefusedError, StorageError
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest, encode
-from cairn.runtime.executor import TaskManager
-from cairn.runtime.manifests import write_manifest_if_due
-from cairn.savepoints.manifests import read_manifest
-from cairn.savepoints.write import write_manifest
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.task.periodic_manifest import write_manifest_if_due
+from cairn.savepoints.manifest_files import read_manifest
+from cairn.savepoints.write_manifest import write_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.storage import store as stores
 from cairn.storage.posix import PosixStore
-from metastore.manifests import intend_manifest, seal_manifest
-from metastore.pins import open_pins, remove_pins
 from tests.cli.stateful_job import COUNT, STATES, StatefulJob, put_count
 from tests.runtime.tasks import EVERYTHING, QUERY, remembered
 from tests.savepoints.jobs import EXECUTOR, Query

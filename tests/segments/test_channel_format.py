@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.segments import channel
 from cairn.segments.channel import InFlight, decode, encode, read_channel
 from cairn.segments.format import encode as encode_changes
 from cairn.state.view import Changes
 from cairn.storage.posix import PosixStore
+from metastore.enums import SegmentKind
 
 KEY_GROUPS = 12
 METADATA = {"job": "clicks", "checkpoint": "7", "subtask": "0", "kind": "channel"}

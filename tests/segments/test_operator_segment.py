@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
 from cairn.segments.operator_lists import decode, encode, read_lists
@@ -16,6 +16,7 @@ from cairn.state.entries import entry_prefix, list_suffix
 from cairn.state.operator_lists import Lists
 from cairn.state.view import DELETE, PUT, Changes
 from cairn.storage.posix import PosixStore
+from metastore.enums import SegmentKind
 
 METADATA = {"job": "clicks", "checkpoint": "7", "subtask": "0", "kind": "operator"}
 LISTS: Lists = {1: [b"a", b"", b"a"], 7: [b"b"]}

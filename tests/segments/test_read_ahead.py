@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
 from cairn.segments import reader
@@ -20,6 +20,7 @@ from cairn.segments.reader import READ_AHEAD, read_segments
 from cairn.state.entries import entry_prefix
 from cairn.state.view import PUT, Changes
 from cairn.storage.posix import PosixStore
+from metastore.enums import SegmentKind
 
 KEYS = 3
 

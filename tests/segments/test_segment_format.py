@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
 from cairn.segments.format import FORMAT_VERSION, ROWS_PER_BATCH, decode, encode
@@ -15,6 +15,7 @@ from cairn.segments.reader import read_segment
 from cairn.state.entries import entry_prefix
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 from cairn.storage.posix import PosixStore
+from metastore.enums import SegmentKind
 
 METADATA = {"job": "clicks", "checkpoint": "7", "subtask": "0", "kind": "changelog"}
 CHANGES = Changes(

@@ -8,13 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import KEYED, SegmentHandle, SegmentKind
+from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.format import encode
 from cairn.segments.snapshot import snapshot
 from cairn.state.entries import entry_prefix, state_prefix
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 from cairn.storage import ObjectStore, open_store
+from metastore.enums import KEYED, SegmentKind
 
 KEY_GROUPS = 4
 EVERYTHING = KeyGroupRange(0, KEY_GROUPS)

@@ -33,11 +33,11 @@ from pyspark.sql.types import (
 )
 
 from cairn.errors import BadInputError
-from cairn.runtime import rows as rows_module
-from cairn.runtime.forms import RowForm, RowsOfKey
-from cairn.runtime.intake import Part
-from cairn.runtime.plan import KEY_HASH_COLUMN
-from cairn.runtime.rows import rows_to_batch
+from cairn.runtime.processing import rows as rows_module
+from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN
+from cairn.runtime.processing.processor_io import RowForm, RowsOfKey
+from cairn.runtime.processing.rows import rows_to_batch
+from cairn.runtime.processing.task_input import Part
 
 
 def make(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from cairn.catalog.migrate import migrate
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
-from cairn.savepoints.restore import restore
-from metastore.migrate import migrate
+from cairn.savepoints.start_from_manifest import restore
 from tests.runtime.tasks import remember, remembered
 from tests.savepoints.jobs import Query
 

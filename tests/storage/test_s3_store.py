@@ -13,7 +13,7 @@ from _pytest.mark import ParameterSet
 
 from cairn import Job
 from cairn.errors import BadInputError, CairnError, RefusedError, StorageError
-from cairn.runtime.planning import check_storage
+from cairn.runtime.driver.build_plan import check_storage
 from cairn.storage import open_store
 
 if TYPE_CHECKING:

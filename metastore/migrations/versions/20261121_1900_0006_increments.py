@@ -1,4 +1,4 @@
-"""Increments: segments with what has changed since a base; and what materialisations were made."""
+"""Increments: segments with what has changed since a base; and what materializations were made."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GROUP BY m.job_id, j.name, m.subtask
 """
 
 COMMENT = (
-    "One row per job and subtask: materialisations begun, completed and failed, how long the last "
+    "One row per job and subtask: materializations begun, completed and failed, how long the last "
     "one took, what it wrote in bytes, and the changelog that a restore replays."
 )
 

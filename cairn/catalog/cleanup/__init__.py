@@ -1,0 +1,1 @@
+"""Transactions of the cleanup: its snapshot, applying a plan, delete intents."""

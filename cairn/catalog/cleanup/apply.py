@@ -1,0 +1,255 @@
+"""Stored maintenance plans, and applying one: short transactions that decide every row again.
+
+The planner decides from a snapshot; `apply_plan` trusts none of it and checks each row in SQL,
+under the job's lock. Lock order: the job's row, then the maintenance run's, then the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Connection,
+    Row,
+    Uuid,
+    and_,
+    any_,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.catalog.cleanup.snapshot import (
+    RETAINED,
+    JobFacts,
+    any_uuid,
+    is_lost,
+    is_pinned,
+    may_appear,
+)
+from cairn.catalog.engine import run_transaction
+from cairn.errors import RefusedError
+from metastore.enums import CheckpointStatus, FileStatus, MaintenanceStatus, SegmentStatus
+from metastore.models import Checkpoint, Deletion, Job, MaintenanceRun, PhysicalFile, Segment
+
+PLAN_LIFE_MIN = 60
+"""A plan older than this, by the database's clock, is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How many rows an applied plan changed."""
+
+    subsumed_checkpoints: int
+    dead_segments: int
+    condemned_files: int
+
+
+def store_plan(
+    url: str,
+    job: JobFacts,
+    action: str,
+    plan: Mapping[str, Any],
+    plan_sha256: str,
+    *,
+    timeout_ms: int,
+) -> UUID:
+    """Stores a plan as PLANNED and returns the id of its maintenance run."""
+    run_id = uuid4()
+
+    def work(connection: Connection) -> UUID:
+        connection.execute(
+            insert(MaintenanceRun)
+            .values(
+                maintenance_run_id=run_id,
+                job_id=job.job_id,
+                action=action,
+                plan=dict(plan),
+                plan_sha256=plan_sha256,
+            )
+            .on_conflict_do_nothing(index_elements=[MaintenanceRun.maintenance_run_id])
+        )
+        return run_id
+
+    what = f"storing a plan for job {job.name}"
+    return run_transaction(url, work, timeout_ms=timeout_ms, what=what)
+
+
+def apply_plan(
+    url: str,
+    job: JobFacts,
+    run_id: UUID,
+    *,
+    plan_sha256: str,
+    checkpoints: Sequence[int],
+    segments: Sequence[UUID],
+    files: Sequence[UUID],
+    timeout_ms: int,
+) -> Applied:
+    """Executes what still holds of a stored plan, in one transaction; returns what it changed.
+
+    Every row is decided again under the job's lock; rows that no longer qualify are left alone.
+    Delete intents for the condemned files commit with it. A plan that was applied before changes
+    nothing, and what it changed then is returned.
+
+    Raises:
+        RefusedError: the plan is not the stored one, or is older than `PLAN_LIFE_MIN`.
+    """
+
+    def work(connection: Connection) -> Applied | None:
+        facts = connection.execute(
+            select(Job.num_retained, Job.current_epoch)
+            .where(Job.job_id == job.job_id)
+            .with_for_update(key_share=True)
+        ).one()
+        run = _lock_run(connection, job, run_id, plan_sha256)
+        if run.status == MaintenanceStatus.APPLIED:
+            return Applied(**run.result)
+        if run.status == MaintenanceStatus.FAILED or run.expired:
+            _finish(connection, run_id, MaintenanceStatus.FAILED, {"refused": "expired"})
+            return None
+        applied = Applied(
+            subsumed_checkpoints=_subsume(connection, job, checkpoints, facts.num_retained),
+            dead_segments=_let_die(connection, job, segments),
+            condemned_files=_condemn(connection, job, files, facts.current_epoch, run_id),
+        )
+        _finish(connection, run_id, MaintenanceStatus.APPLIED, asdict(applied))
+        return applied
+
+    applied = run_transaction(
+        url, work, timeout_ms=timeout_ms, what=f"applying a plan for job {job.name}"
+    )
+    if applied is None:
+        raise _expired(job, run_id)
+    return applied
+
+
+def _expired(job: JobFacts, run_id: UUID) -> RefusedError:
+    return RefusedError(
+        f"plan {run_id} is older than {PLAN_LIFE_MIN} min, so it was not applied. Run the "
+        "cleanup again: it makes a new plan",
+        job=job.name,
+    )
+
+
+def _lock_run(connection: Connection, job: JobFacts, run_id: UUID, plan_sha256: str) -> Row[Any]:
+    age = func.now() - MaintenanceRun.planned_at
+    run = connection.execute(
+        select(
+            MaintenanceRun.status,
+            MaintenanceRun.result,
+            (age > func.make_interval(0, 0, 0, 0, 0, PLAN_LIFE_MIN)).label("expired"),
+        )
+        .where(
+            MaintenanceRun.maintenance_run_id == run_id,
+            MaintenanceRun.job_id == job.job_id,
+            MaintenanceRun.plan_sha256 == plan_sha256,
+        )
+        .with_for_update()
+    ).one_or_none()
+    if run is None:
+        raise RefusedError(
+            f"no plan {run_id} with the hash {plan_sha256} is stored. Apply a plan as it was "
+            "stored, or run the cleanup again: it makes a new plan",
+            job=job.name,
+        )
+    return run
+
+
+def _finish(
+    connection: Connection, run_id: UUID, status: MaintenanceStatus, result: dict[str, Any]
+) -> None:
+    connection.execute(
+        update(MaintenanceRun)
+        .where(
+            MaintenanceRun.maintenance_run_id == run_id,
+            MaintenanceRun.status == MaintenanceStatus.PLANNED,
+        )
+        .values(status=status, result=result, finished_at=func.now())
+    )
+
+
+def _subsume(
+    connection: Connection, job: JobFacts, checkpoints: Sequence[int], num_retained: int
+) -> int:
+    newest = (
+        select(Checkpoint.checkpoint_id)
+        .where(Checkpoint.job_id == job.job_id, Checkpoint.status == CheckpointStatus.CONFIRMED)
+        .order_by(Checkpoint.checkpoint_id.desc())
+        .limit(num_retained)
+        .subquery()
+    )
+    return connection.execute(
+        update(Checkpoint)
+        .where(
+            Checkpoint.job_id == job.job_id,
+            Checkpoint.checkpoint_id == any_(literal(list(checkpoints), ARRAY(BigInteger))),
+            Checkpoint.status == CheckpointStatus.CONFIRMED,
+            Checkpoint.checkpoint_id < select(func.min(newest.c.checkpoint_id)).scalar_subquery(),
+            ~is_pinned(),
+        )
+        .values(status=CheckpointStatus.SUBSUMED, ended_at=func.now())
+    ).rowcount
+
+
+def _let_die(connection: Connection, job: JobFacts, segments: Sequence[UUID]) -> int:
+    # All retained ids as one multirange: it is searched, where an anti-join would compare every
+    # segment with every checkpoint, those included that this transaction has just subsumed.
+    one_id = func.int8range(Checkpoint.checkpoint_id, Checkpoint.checkpoint_id, "[]")
+    retained = (
+        select(func.coalesce(func.range_agg(one_id), func.int8multirange()))
+        .where(Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
+        .scalar_subquery()
+    )
+    served = func.int8range(Segment.first_checkpoint, Segment.released_checkpoint)
+    return connection.execute(
+        update(Segment)
+        .where(
+            Segment.job_id == job.job_id,
+            Segment.segment_id == any_uuid(segments),
+            Segment.status == SegmentStatus.LIVE,
+            Segment.released_checkpoint.is_not(None),
+            ~served.op("&&", is_comparison=True)(retained),
+        )
+        .values(status=SegmentStatus.DEAD)
+    ).rowcount
+
+
+def _condemn(
+    connection: Connection,
+    job: JobFacts,
+    files: Sequence[UUID],
+    current_epoch: int,
+    run_id: UUID,
+) -> int:
+    """Condemns files and adds their delete intents in one statement."""
+    condemned = (
+        update(PhysicalFile)
+        .where(
+            PhysicalFile.job_id == job.job_id,
+            PhysicalFile.file_id == any_uuid(files),
+            or_(
+                and_(PhysicalFile.status == FileStatus.SEALED, PhysicalFile.live_segments == 0),
+                and_(
+                    PhysicalFile.status == FileStatus.WRITING,
+                    or_(PhysicalFile.epoch < current_epoch, is_lost()),
+                    ~may_appear(),
+                ),
+            ),
+        )
+        .values(status=FileStatus.CONDEMNED, condemned_at=func.now())
+        .returning(PhysicalFile.file_id, PhysicalFile.job_id, PhysicalFile.path)
+        .cte("condemned")
+    )
+    columns = [Deletion.file_id, Deletion.job_id, Deletion.path, Deletion.maintenance_run_id]
+    return connection.execute(
+        insert(Deletion).from_select(columns, select(condemned, literal(run_id, Uuid())))
+    ).rowcount

@@ -1,0 +1,162 @@
+"""Connections to the metastore: one small pool per process, and transactions that are retried."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from cairn.catalog.embedded import masked
+from cairn.errors import BadInputError, MetastoreError, RefusedError
+
+T = TypeVar("T")
+
+GUARD_CLASS = "CA"
+"""SQLSTATE class of the metastore's own guards."""
+
+_DRIVER = "postgresql+psycopg2"
+_LOCK_TIMEOUT_MS = 10_000
+_FIRST_DELAY_MS = 50
+_LONGEST_DELAY_MS = 2000
+
+# By SQLSTATE: admin and crash shutdown, starting up, too many connections, serialization failure,
+# deadlock, lock timeout, statement timeout. Class 08 is a broken connection.
+_TRANSIENT = {"57P01", "57P02", "57P03", "53300", "40001", "40P01", "55P03", "57014"}
+
+# libpq gives no SQLSTATE for a failed connect; these texts mean that waiting will not help.
+_HOPELESS = (
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "no password supplied",
+)
+
+_engines: dict[tuple[int, str, int], Engine] = {}
+
+
+def open_engine(url: str, *, timeout_ms: int = 60_000) -> Engine:
+    """Returns this process's engine for a metastore URL, made on first use.
+
+    A forked child gets an engine of its own: the parent's sockets are never used in it.
+    No statement runs longer than `timeout_ms`.
+    """
+    key = (os.getpid(), url, timeout_ms)
+    engine = _engines.get(key)
+    if engine is None:
+        engine = _engines.setdefault(key, _new_engine(make_url(url), timeout_ms))
+    return engine
+
+
+def dispose_engines() -> None:
+    """Closes every idle connection that this process holds to any metastore."""
+    for key in [key for key in _engines if key[0] == os.getpid()]:
+        _engines.pop(key).dispose()
+
+
+def run_transaction(
+    url: str, work: Callable[[Connection], T], *, timeout_ms: int = 60_000, what: str
+) -> T:
+    """Runs `work` in one READ COMMITTED transaction, commits it and returns its result.
+
+    `work` must be idempotent: after a lost connection, a deadlock or a server that is restarting
+    it runs again, and a commit whose answer was lost is run again too. Retries go on, 50 ms to
+    2 s apart, until `timeout_ms` since the first failure. `what` names the work in messages,
+    such as "acknowledging batch 7".
+
+    Raises:
+        MetastoreError: Postgres did not do it within `timeout_ms` of the first failure.
+        BadInputError: Postgres refuses this user or database; waiting would not help.
+        RefusedError: a guard of the metastore refused the change.
+        sqlalchemy.exc.SQLAlchemyError: any other error, untouched.
+    """
+    failed_at: float | None = None
+    delay_ms = _FIRST_DELAY_MS
+    while True:
+        try:
+            with open_engine(url, timeout_ms=timeout_ms).begin() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            _raise_unless_transient(error, url, what)
+            now = time.monotonic()
+            failed_at = now if failed_at is None else failed_at
+            left_ms = timeout_ms - (now - failed_at) * 1000
+            if left_ms <= 0:
+                raise _gave_up(error, url, timeout_ms, what) from error
+        time.sleep(min(delay_ms, left_ms) / 1000)
+        delay_ms = min(delay_ms * 2, _LONGEST_DELAY_MS)
+
+
+def driver_url(url: URL) -> URL:
+    """Returns the URL with the driver that Cairn uses."""
+    return url.set(drivername=_DRIVER)
+
+
+def connect_args(url: URL, timeout_ms: int) -> dict[str, Any]:
+    """Returns the libpq parameters of a connection; the URL's own `options` stay in force."""
+    given = url.query.get("options", ())
+    options = [given] if isinstance(given, str) else list(given)
+    options += [
+        "-c search_path=public",
+        "-c timezone=UTC",
+        f"-c statement_timeout={timeout_ms}",
+        f"-c lock_timeout={min(_LOCK_TIMEOUT_MS, timeout_ms)}",
+    ]
+    return {
+        "application_name": "cairn",
+        "connect_timeout": max(2, min(10, timeout_ms // 1000)),
+        "options": " ".join(options),
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": timeout_ms,
+    }
+
+
+def _new_engine(url: URL, timeout_ms: int) -> Engine:
+    return create_engine(
+        driver_url(url),
+        isolation_level="READ COMMITTED",
+        pool_size=1,
+        max_overflow=3,
+        use_native_hstore=False,
+        connect_args=connect_args(url, timeout_ms),
+    )
+
+
+def _raise_unless_transient(error: DBAPIError, url: str, what: str) -> None:
+    code = getattr(error.orig, "pgcode", None)
+    if code is None:
+        reason = str(error.orig)
+        if any(text in reason for text in _HOPELESS):
+            raise BadInputError(
+                f"{what}: Postgres at {masked(url)} refuses the connection: {reason.strip()}. "
+                "Check user, password and database name in the metastore's URL"
+            ) from error
+        connecting = error.statement is None and isinstance(
+            error, OperationalError | InterfaceError
+        )
+        if not (connecting or error.connection_invalidated):
+            raise error
+        return
+    if code.startswith(GUARD_CLASS):
+        raise RefusedError(guard_message(error)) from error
+    if not (code.startswith("08") or code in _TRANSIENT):
+        raise error
+
+
+def guard_message(error: DBAPIError) -> str:
+    """Returns the sentence that the server gave with an error."""
+    diagnosis = getattr(error.orig, "diag", None)
+    return getattr(diagnosis, "message_primary", None) or str(error.orig).strip()
+
+
+def _gave_up(error: DBAPIError, url: str, timeout_ms: int, what: str) -> MetastoreError:
+    return MetastoreError(
+        f"{what}: Postgres at {masked(url)} did not do it for {timeout_ms / 1000:g} s; last: "
+        f"{str(error.orig).strip()}. Check that it runs and can be reached from here; "
+        "cairn.metastore.timeout says how long to keep trying"
+    )

@@ -1,0 +1,115 @@
+"""Directory handles: claimed on first use, given up whole (FLIP-306 4.3, 4.4).
+
+A directory that a run writes to is CLAIMED by its first write intent there. It stays claimed over
+failovers. When a newer run begins, what that run will not write to becomes UNCLAIMED; once no
+undeleted file is in it, cleanup removes it and makes it DELETED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, and_, func, null, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.catalog.engine import run_transaction
+from cairn.handles import DirectoryHandle
+from metastore.enums import DirectoryStatus, FileStatus, Scope
+from metastore.models import Directory, PhysicalFile
+
+
+def claim_directories(
+    connection: Connection, job_id: str, epoch: int, handles: Sequence[DirectoryHandle]
+) -> None:
+    """Makes directories CLAIMED by a run, those too that an earlier run has given up.
+
+    The caller holds the job's row against newer runs.
+    """
+    # In one order, so that two executors that claim the same directories do not deadlock.
+    rows = [
+        {
+            "job_id": job_id,
+            "path": handle.path,
+            "scope": handle.scope,
+            "subtask": handle.subtask,
+            "parallelism": handle.parallelism,
+            "tm_id": handle.tm_id,
+            "epoch": epoch,
+        }
+        for handle in sorted(handles, key=lambda handle: handle.path)
+    ]
+    statement = insert(Directory)
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=[Directory.job_id, Directory.path],
+            set_={
+                "status": DirectoryStatus.CLAIMED,
+                "epoch": statement.excluded.epoch,
+                "claimed_at": func.now(),
+                "unclaimed_at": null(),
+                "deleted_at": null(),
+            },
+            where=or_(
+                Directory.status != DirectoryStatus.CLAIMED,
+                Directory.epoch < statement.excluded.epoch,
+            ),
+        ),
+        rows,
+    )
+
+
+def unclaim_directories(connection: Connection, job_id: str, epoch: int, parallelism: int) -> None:
+    """Gives up what the run that begins now will not write to.
+
+    That is subtasks' directories of another parallelism, and task managers' of older runs.
+    """
+    connection.execute(
+        update(Directory)
+        .where(
+            Directory.job_id == job_id,
+            Directory.status == DirectoryStatus.CLAIMED,
+            or_(
+                and_(Directory.scope == Scope.SHARED, Directory.parallelism != parallelism),
+                and_(Directory.scope == Scope.TASK_MANAGER, Directory.epoch < epoch),
+            ),
+        )
+        .values(status=DirectoryStatus.UNCLAIMED, unclaimed_at=func.now())
+    )
+
+
+def given_up_directories(url: str, job_id: str, *, limit: int, timeout_ms: int) -> list[str]:
+    """Returns the paths of up to `limit` UNCLAIMED directories without an undeleted file."""
+
+    def work(connection: Connection) -> list[str]:
+        return list(
+            connection.scalars(
+                select(Directory.path)
+                .where(Directory.job_id == job_id, _is_given_up())
+                .order_by(Directory.path)
+                .limit(limit)
+            )
+        )
+
+    return run_transaction(url, work, timeout_ms=timeout_ms, what="reading directories to remove")
+
+
+def record_removed(url: str, job_id: str, paths: Sequence[str], *, timeout_ms: int) -> None:
+    """Makes removed directories DELETED, but for those that a run has claimed again."""
+
+    def work(connection: Connection) -> None:
+        connection.execute(
+            update(Directory)
+            .where(Directory.job_id == job_id, Directory.path.in_(paths), _is_given_up())
+            .values(status=DirectoryStatus.DELETED, deleted_at=func.now())
+        )
+
+    run_transaction(url, work, timeout_ms=timeout_ms, what="recording removed directories")
+
+
+def _is_given_up() -> ColumnElement[bool]:
+    inside = select(PhysicalFile.file_id).where(
+        PhysicalFile.job_id == Directory.job_id,
+        PhysicalFile.status != FileStatus.DELETED,
+        func.starts_with(PhysicalFile.path, Directory.path + "/"),
+    )
+    return and_(Directory.status == DirectoryStatus.UNCLAIMED, ~inside.exists())

@@ -1,0 +1,236 @@
+"""Registering a run: the job, its schemas and the fencing epoch, when a query's plan is built."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.catalog.job.states import (
+    RegisteredState,
+    adopt_states,
+    columns,
+    describe,
+    dropped_state_ids,
+    ids_of,
+    operator_lists,
+    register_states,
+)
+from cairn.errors import BadInputError, RefusedError
+from cairn.layout import new_job_id
+from cairn.manifest import Manifest
+from cairn.state.handle import StateDeclaration
+from metastore.enums import CheckpointStatus, StateKind
+from metastore.models import Checkpoint, Job, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a plan says of itself. `run_id` makes registering it twice the same as once."""
+
+    run_id: UUID
+    job: str
+    storage: str
+    parallelism: int
+    max_parallelism: int
+    num_retained: int
+    key_schema: Mapping[str, Any]
+    states: Sequence[StateDeclaration]
+    deleted_states: Collection[str] = ()
+    time_mode: str = "none"
+    watermark_delays_ms: Sequence[int] = ()
+    """Of `withWatermark`, by input of the operator; none without event time."""
+    watermark_job_id: str | None = None
+    """The job upstream whose watermark counts, instead of delays of its own."""
+    origin: Manifest | None = None
+    """What the job is restored from, if it has no state yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredRun:
+    """What the metastore answers: what the run's tasks carry. `states` is by name.
+
+    `has_state` tells whether Spark has committed a batch of the job, whose state goes on.
+    `split_lists` and `union_lists` are the ids of all operator lists that the job keeps, also of
+    those that the run does not declare.
+    """
+
+    job_id: str
+    epoch: int
+    states: Mapping[str, RegisteredState]
+    dropped_state_ids: tuple[int, ...] = ()
+    has_state: bool = False
+    split_lists: tuple[int, ...] = ()
+    union_lists: tuple[int, ...] = ()
+
+
+def register_run(connection: Connection, registration: Registration) -> RegisteredRun:
+    """Creates the job if it is new and gives the run its epoch. Fences nobody yet.
+
+    Raises:
+        BadInputError: the job exists, or its origin was made, with another storage, max
+            parallelism, key or state schema.
+        RefusedError: it is to be restored, but has begun batches or state variables of its own.
+    """
+    connection.execute(
+        insert(Job)
+        .values(
+            job_id=new_job_id(registration.job),
+            name=registration.job,
+            storage=registration.storage,
+            max_parallelism=registration.max_parallelism,
+            num_retained=registration.num_retained,
+            key_schema=dict(registration.key_schema),
+        )
+        .on_conflict_do_nothing(index_elements=[Job.name])
+    )
+    job = connection.execute(
+        select(Job.__table__).where(Job.name == registration.job).with_for_update()
+    ).one()
+    _check_unchanged(registration, job)
+    has_state = _has_state(connection, job.job_id)
+    if registration.origin is not None and not has_state:
+        _adopt(connection, registration, registration.origin, job.job_id)
+    states = register_states(connection, job.job_id, registration.job, registration.states)
+    deleted = ids_of(connection, job.job_id, registration.deleted_states)
+    lists = operator_lists(connection, job.job_id)
+    kept = [(state_id, kind) for state_id, kind in lists.items() if state_id not in deleted]
+    connection.execute(
+        update(Job)
+        .where(Job.job_id == job.job_id)
+        .values(num_retained=registration.num_retained, time_mode=registration.time_mode)
+    )
+    return RegisteredRun(
+        job.job_id,
+        _epoch(connection, job.job_id, registration, states, deleted),
+        states,
+        (*dropped_state_ids(connection, job.job_id), *(i for i in deleted if i not in lists)),
+        has_state,
+        tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_LIST),
+        tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_UNION),
+    )
+
+
+def job_has_state(connection: Connection, job: str) -> bool:
+    """Tells whether there is a job of this name with a batch that Spark has committed."""
+    job_id = connection.scalar(select(Job.job_id).where(Job.name == job))
+    return job_id is not None and _has_state(connection, job_id)
+
+
+def _adopt(
+    connection: Connection, registration: Registration, origin: Manifest, job_id: str
+) -> None:
+    """Refuses an origin that does not fit, and gives the job its state variables."""
+    _check_same(
+        registration,
+        "the manifest",
+        max_parallelism=origin.max_parallelism,
+        time_mode=origin.time_mode,
+        key_schema=origin.key_schema,
+    )
+    if connection.scalar(select(Checkpoint.checkpoint_id).where(Checkpoint.job_id == job_id)):
+        raise begun_without_origin(registration.job)
+    adopt_states(connection, job_id, registration.job, origin.variables)
+
+
+def begun_without_origin(job: str) -> RefusedError:
+    """Returns the error for restoring a job that has begun from no state."""
+    return RefusedError(
+        "the job has begun batches without restoring, so it is not restored any more. Give the "
+        "new query a job name of its own, or leave out restore_from to go on as it is",
+        job=job,
+    )
+
+
+def _has_state(connection: Connection, job_id: str) -> bool:
+    of_job = select(Checkpoint.checkpoint_id).where(
+        Checkpoint.job_id == job_id, Checkpoint.status == CheckpointStatus.CONFIRMED
+    )
+    return bool(connection.scalar(select(of_job.exists())))
+
+
+def _epoch(
+    connection: Connection,
+    job_id: str,
+    registration: Registration,
+    states: Mapping[str, RegisteredState],
+    deleted_state_ids: list[int],
+) -> int:
+    known = connection.scalar(select(Run.epoch).where(Run.run_id == registration.run_id))
+    if known is not None:
+        return known
+    newest = select(func.coalesce(func.max(Run.epoch), 0) + 1).where(Run.job_id == job_id)
+    return connection.execute(
+        insert(Run)
+        .values(
+            job_id=job_id,
+            epoch=newest.scalar_subquery(),
+            run_id=registration.run_id,
+            parallelism=registration.parallelism,
+            watermark_delays_ms=list(registration.watermark_delays_ms),
+            watermark_job_id=registration.watermark_job_id,
+            state_ids=[state.state_id for state in states.values()],
+            deleted_state_ids=deleted_state_ids,
+        )
+        .returning(Run.epoch)
+    ).scalar_one()
+
+
+def _check_unchanged(registration: Registration, job: Row[*tuple[Any, ...]]) -> None:
+    if registration.storage != job.storage:
+        raise _differs(
+            registration, "storage", registration.storage, "the job's state", job.storage
+        )
+    _check_same(
+        registration,
+        "the job's state",
+        max_parallelism=job.max_parallelism,
+        time_mode=job.time_mode,
+        key_schema=job.key_schema,
+    )
+
+
+def _check_same(
+    registration: Registration,
+    whose: str,
+    *,
+    max_parallelism: int,
+    time_mode: str | None,
+    key_schema: Mapping[str, Any],
+) -> None:
+    for what, given, known in (
+        ("cairn.max-parallelism", registration.max_parallelism, max_parallelism),
+        ("timeMode", registration.time_mode, time_mode),
+    ):
+        if known is not None and given != known:
+            raise _differs(registration, what, given, whose, known)
+    if columns(registration.key_schema) != columns(key_schema):
+        raise BadInputError(
+            f"the key is {describe(registration.key_schema)}, but {whose} was made with "
+            f"the key {describe(key_schema)}. Group by that key, or give the new query a job "
+            "name of its own",
+            job=registration.job,
+        )
+
+
+def _differs(
+    registration: Registration, what: str, given: object, whose: str, known: object
+) -> BadInputError:
+    return BadInputError(
+        f"{what} is {given!r}, but {whose} was made with {known!r}. "
+        "Start it with that, or give the new query a job name of its own",
+        job=registration.job,
+    )
+
+
+def refuse_second_query(job: str, first: str, second: str) -> RefusedError:
+    """Returns the error for a query that meets a job which belongs to another one."""
+    return RefusedError(
+        f"the job belongs to query {first}; query {second} must not touch its state. Start that "
+        "query again with its own checkpointLocation, or give this one a job name of its own",
+        job=job,
+    )

@@ -1,0 +1,156 @@
+"""Bringing a metastore's schema up to date, and refusing one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext, MigrationInfo
+from alembic.script import Script, ScriptDirectory
+from psycopg2.errors import LockNotAvailable
+from sqlalchemy import Connection, NullPool, create_engine, func, make_url, select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.schema import CreateSchema
+
+from cairn.catalog.embedded import masked
+from cairn.catalog.engine import connect_args, driver_url, open_engine, run_transaction
+from cairn.errors import BadInputError, MetastoreError, RefusedError
+from metastore.models import SCHEMA
+
+_ADVISORY_LOCK = 0x636169726E
+_WAIT_FOR_OTHERS_MS = 120_000
+_TABLE_LOCK_MS = 5000
+_STATEMENT_MS = 600_000
+
+
+def migrate(url: str) -> list[str]:
+    """Applies the revisions that are missing, each in its own transaction, and returns their ids.
+
+    Two processes never migrate at once: the later one waits and then finds nothing to do.
+
+    Raises:
+        RefusedError: the schema is newer than this Cairn, or a role is missing that this user may
+            not create.
+        MetastoreError: Postgres cannot be reached, or a lock was not had in time.
+    """
+    applied: list[str] = []
+
+    def note(*, step: MigrationInfo, **_: object) -> None:
+        applied.extend(step.up_revision_ids)
+
+    _refuse_newer(current_revision(url), url)
+    with _alone(url) as connection:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        config.attributes["on_version_apply"] = note
+        command.upgrade(config, "head")
+    return applied
+
+
+def current_revision(url: str, *, timeout_ms: int = 60_000) -> str | None:
+    """Returns the revision of the schema; None where there is none yet."""
+    return run_transaction(
+        url, _revision_of, timeout_ms=timeout_ms, what="reading the metastore's revision"
+    )
+
+
+def head_revision() -> str:
+    """Returns the revision that this Cairn works with."""
+    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    if head is None:
+        raise RefusedError("this installation of Cairn has no migrations; install it again")
+    return head
+
+
+def require_current(url: str, *, timeout_ms: int = 60_000) -> None:
+    """Checks that the schema is the one this Cairn works with.
+
+    Raises:
+        RefusedError: it is older, newer or not there; says which and what to do.
+    """
+    found = current_revision(url, timeout_ms=timeout_ms)
+    _refuse_newer(found, url)
+    if found != head_revision():
+        raise RefusedError(
+            f"the metastore {masked(url)} is at revision {found or 'none'}, this Cairn needs "
+            f"{head_revision()}: run `cairn db migrate`"
+        )
+
+
+def draft_revision(url: str, message: str) -> Path:
+    """Writes the difference between the models and a current metastore as a new revision's draft.
+
+    For developers: returns the draft's path in `metastore/migrations/versions`, to be edited.
+    """
+    require_current(url)
+    config = alembic_config()
+    number = f"{int(head_revision()) + 1:04d}"
+    with open_engine(url).connect() as connection:
+        config.attributes["connection"] = connection
+        drafted = command.revision(config, message, autogenerate=True, rev_id=number)
+    if not isinstance(drafted, Script):
+        raise BadInputError(f"Alembic drafted no single revision for {message!r}")
+    return Path(drafted.path)
+
+
+def alembic_config() -> Config:
+    """Returns the Alembic configuration; `attributes` takes what `migrations/env.py` needs."""
+    config = Config()
+    config.set_main_option("script_location", str(files("metastore") / "migrations"))
+    config.set_main_option(
+        "file_template",
+        "%%(year)d%%(month).2d%%(day).2d_%%(hour).2d%%(minute).2d_%%(rev)s_%%(slug)s",
+    )
+    config.set_main_option("timezone", "UTC")
+    return config
+
+
+@contextmanager
+def _alone(url: str) -> Iterator[Connection]:
+    """Yields a connection of its own that holds the migration lock; the schema exists."""
+    parsed = make_url(url)
+    arguments = connect_args(parsed, _STATEMENT_MS)
+    engine = create_engine(driver_url(parsed), poolclass=NullPool, connect_args=arguments)
+    with engine.connect() as connection, _lock_timeouts_explained(url):
+        _set_lock_timeout(connection, _WAIT_FOR_OTHERS_MS)
+        connection.execute(select(func.pg_advisory_lock(_ADVISORY_LOCK)))
+        _set_lock_timeout(connection, _TABLE_LOCK_MS)
+        if connection.scalar(select(func.to_regnamespace(SCHEMA))) is None:
+            connection.execute(CreateSchema(SCHEMA))
+        connection.commit()
+        yield connection
+
+
+def _set_lock_timeout(connection: Connection, timeout_ms: int) -> None:
+    connection.execute(select(func.set_config("lock_timeout", str(timeout_ms), False)))
+
+
+@contextmanager
+def _lock_timeouts_explained(url: str) -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        if isinstance(error.orig, LockNotAvailable):
+            raise MetastoreError(
+                f"migrating {masked(url)}: a lock was not had in time; another migration or a "
+                "long transaction holds it. See pg_stat_activity, then run `cairn db migrate` again"
+            ) from error
+        raise
+
+
+def _revision_of(connection: Connection) -> str | None:
+    options = {"version_table_schema": SCHEMA}
+    return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def _refuse_newer(found: str | None, url: str) -> None:
+    known = {s.revision for s in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
+    if found is not None and found not in known:
+        raise RefusedError(
+            f"the metastore {masked(url)} is at revision {found}, which this Cairn (up to "
+            f"{head_revision()}) does not know: upgrade Cairn"
+        )

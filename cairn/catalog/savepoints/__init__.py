@@ -1,0 +1,1 @@
+"""Transactions of savepoints: pins, manifests, adopting a checkpoint, rebuilding a metastore."""

@@ -1,0 +1,127 @@
+"""Giving a new job the state of a manifest: copied files, and the checkpoint that they make up.
+
+The checkpoint stands for batch -1, so it is the parent of batch 0 of whichever query comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from sqlalchemy import Connection, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.begin import ADOPTED_BATCH
+from cairn.catalog.job.files import WrittenFile, seal_files
+from cairn.catalog.job.runs import begun_without_origin
+from cairn.catalog.job.segments import place_segments
+from cairn.errors import FencedError
+from cairn.handles import SegmentHandle
+from cairn.manifest import Manifest
+from metastore.enums import CheckpointStatus, Scope
+from metastore.models import Checkpoint, Job, PhysicalFile
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFile:
+    """A file of copied segments whose bytes are durable; each segment with its subtask."""
+
+    file: WrittenFile
+    segments: tuple[tuple[int, SegmentHandle], ...]
+
+
+def intend_copy(
+    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
+) -> None:
+    """Records that a file of adopted segments is about to be written, or is there already."""
+    connection.execute(
+        insert(PhysicalFile)
+        .values(
+            file_id=UUID(file_id),
+            job_id=job_id,
+            epoch=epoch,
+            path=path,
+            scope=scope,
+        )
+        .on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
+    )
+
+
+def adopt_checkpoint(
+    connection: Connection,
+    job: str,
+    job_id: str,
+    epoch: int,
+    origin: Manifest,
+    copied: Sequence[CopiedFile],
+) -> None:
+    """Makes copied segments the state that a job without any starts from, CONFIRMED.
+
+    The checkpoint keeps its id, and so do those that its segments name. If the job has such a
+    checkpoint already, by another plan or by this transaction's first try, nothing changes.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+        RefusedError: the job has begun batches of its own.
+    """
+    row = connection.execute(
+        select(Job.current_epoch).where(Job.job_id == job_id).with_for_update()
+    ).one()
+    batches = connection.scalars(
+        select(Checkpoint.batch_id).where(Checkpoint.job_id == job_id)
+    ).all()
+    if ADOPTED_BATCH in batches:
+        return
+    if row.current_epoch > epoch:
+        raise FencedError(f"run {epoch} was replaced by run {row.current_epoch}", job=job)
+    if batches:
+        raise begun_without_origin(job)
+    ref = BatchRef(job, job_id, epoch, "", ADOPTED_BATCH)
+    for part in copied:
+        seal_files(connection, ref, [part.file])
+        placed = [(part.file.file_id, *segment) for segment in part.segments]
+        place_segments(connection, job_id, placed)
+    start = replace(
+        origin,
+        job_id=job_id,
+        epoch=epoch,
+        query_id=ref.query_id,
+        batch_id=ADOPTED_BATCH,
+        parent_checkpoint=None,
+    )
+    add_confirmed(connection, start)
+    connection.execute(
+        update(Job).where(Job.job_id == job_id).values(next_checkpoint_id=origin.checkpoint_id + 1)
+    )
+
+
+def add_confirmed(connection: Connection, made: Manifest) -> None:
+    """Adds the checkpoint of a manifest, CONFIRMED. It has no acks: its segments are its state."""
+    connection.execute(
+        insert(Checkpoint).values(
+            job_id=made.job_id,
+            checkpoint_id=made.checkpoint_id,
+            epoch=made.epoch,
+            query_id=made.query_id,
+            batch_id=made.batch_id,
+            parallelism=made.parallelism,
+            parent_checkpoint=made.parent_checkpoint,
+            processing_ms=made.processing_ms,
+            watermark_ms=made.watermark_ms,
+            max_event_ms=list(made.max_event_ms),
+        )
+    )
+    for status, moment in (
+        (CheckpointStatus.COMPLETED, Checkpoint.completed_at),
+        (CheckpointStatus.CONFIRMED, Checkpoint.confirmed_at),
+    ):
+        connection.execute(
+            update(Checkpoint)
+            .where(
+                Checkpoint.job_id == made.job_id,
+                Checkpoint.checkpoint_id == made.checkpoint_id,
+            )
+            .values({Checkpoint.status: status, moment: func.now()})
+        )

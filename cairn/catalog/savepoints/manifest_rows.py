@@ -1,0 +1,242 @@
+"""Manifests in the metastore: what is in one, the intent to write it, and that it is written.
+
+A manifest is a physical file with one segment of kind MANIFEST, whose interval is its checkpoint
+alone. So it stays exactly as long as the checkpoint does, and the cleanup takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.files import WrittenFile, seal_files
+from cairn.catalog.job.segments import (
+    HANDLE_COLUMNS,
+    handle_of,
+    place_segments,
+    replay_order,
+    state_of,
+)
+from cairn.catalog.job.times import latest
+from cairn.errors import FencedError, RefusedError
+from cairn.handles import SegmentHandle
+from cairn.keygroups import KeyGroupRange
+from cairn.layout import manifest_file
+from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
+from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind, SegmentStatus
+from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
+
+
+@dataclass(frozen=True, slots=True)
+class IntendedManifest:
+    """A manifest to write at `path`; `is_written`: it is there already, so nothing is to do."""
+
+    manifest: Manifest
+    file_id: str
+    path: str
+    is_written: bool
+
+
+def intend_manifest(
+    connection: Connection, job_id: str, checkpoint_id: int, *, epoch: int | None = None
+) -> IntendedManifest:
+    """Records that a confirmed checkpoint's manifest is about to be written, and returns it.
+
+    Locks the job's row, so that no segment of the checkpoint changes meanwhile. A manifest that
+    was begun before is taken up again, and one that is written is left alone.
+
+    Raises:
+        FencedError: `epoch` is given, and a newer run has begun a batch.
+        RefusedError: the checkpoint is not CONFIRMED, or a write of its manifest was given up.
+    """
+    job = connection.execute(
+        select(Job.__table__).where(Job.job_id == job_id).with_for_update(read=True)
+    ).one()
+    if epoch is not None and job.current_epoch != epoch:
+        raise FencedError(f"run {epoch} was replaced by run {job.current_epoch}", job=job.name)
+    path = manifest_file(job_id, checkpoint_id)
+    manifest = _describe(connection, job, checkpoint_id)
+    connection.execute(
+        insert(PhysicalFile)
+        .values(
+            file_id=uuid4(),
+            job_id=job_id,
+            epoch=max(job.current_epoch, manifest.epoch),
+            path=path,
+            scope=Scope.SHARED,
+        )
+        .on_conflict_do_update(
+            index_elements=[PhysicalFile.job_id, PhysicalFile.path],
+            set_={"created_at": func.now()},  # from now on the object may appear, again
+            where=PhysicalFile.status == FileStatus.WRITING,
+        )
+    )
+    file = connection.execute(
+        select(PhysicalFile.file_id, PhysicalFile.status).where(
+            PhysicalFile.job_id == job_id, PhysicalFile.path == path
+        )
+    ).one()
+    if file.status not in (FileStatus.WRITING, FileStatus.SEALED):
+        raise RefusedError(
+            "a write of this checkpoint's manifest was given up when a newer run began, and its "
+            "path is never used again. Take a newer checkpoint",
+            job=job.name,
+            checkpoint=checkpoint_id,
+            file=path,
+        )
+    return IntendedManifest(manifest, str(file.file_id), path, file.status == FileStatus.SEALED)
+
+
+def seal_manifest(connection: Connection, intended: IntendedManifest, data: bytes) -> None:
+    """Records that `data` is durable as the manifest. May run again with the same effect.
+
+    Raises:
+        FencedError: a newer run has begun and the cleanup has given up the write.
+    """
+    manifest, file_id = intended.manifest, intended.file_id
+    batch = BatchRef(
+        manifest.job, manifest.job_id, manifest.epoch, manifest.query_id, manifest.batch_id
+    )
+    connection.execute(
+        select(Job.job_id).where(Job.job_id == manifest.job_id).with_for_update(read=True)
+    )
+    seal_files(connection, batch, [WrittenFile(file_id, len(data))])
+    handle = manifest_handle(manifest, file_id, intended.path, data)
+    place_segments(connection, manifest.job_id, [(file_id, 0, handle)])
+
+
+def manifest_handle(manifest: Manifest, file_id: str, path: str, data: bytes) -> SegmentHandle:
+    """Returns the handle of a manifest: the only segment of its file, and so of the same id."""
+    return SegmentHandle(
+        file_id,
+        SegmentKind.MANIFEST,
+        path,
+        0,
+        len(data),
+        hashlib.sha256(data).hexdigest(),
+        KeyGroupRange(0, manifest.max_parallelism),
+        len(manifest.segments),
+        manifest.checkpoint_id,
+        manifest.checkpoint_id,
+        manifest.checkpoint_id + 1,
+    )
+
+
+def newest_manifest(connection: Connection, job_id: str) -> int:
+    """Returns the newest checkpoint whose manifest is written; 0 if there is none."""
+    return connection.execute(
+        select(func.coalesce(func.max(Segment.first_checkpoint), 0)).where(
+            Segment.job_id == job_id,
+            Segment.status == SegmentStatus.LIVE,
+            Segment.kind == SegmentKind.MANIFEST,
+        )
+    ).scalar_one()
+
+
+def _describe(connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int) -> Manifest:
+    found = connection.execute(
+        select(Checkpoint.__table__, Run.run_id)
+        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .where(Checkpoint.job_id == job.job_id, Checkpoint.checkpoint_id == checkpoint_id)
+    ).one_or_none()
+    if found is None or found.status != CheckpointStatus.CONFIRMED:
+        raise RefusedError(
+            f"only a CONFIRMED checkpoint has a manifest; this one "
+            f"{f'is {found.status.value}' if found else 'does not exist'}",
+            job=job.name,
+            checkpoint=checkpoint_id,
+        )
+    files, segments = _segments(connection, job.job_id, checkpoint_id)
+    return Manifest(
+        job=job.name,
+        job_id=job.job_id,
+        max_parallelism=job.max_parallelism,
+        key_schema=job.key_schema,
+        time_mode=job.time_mode,
+        checkpoint_id=checkpoint_id,
+        parent_checkpoint=found.parent_checkpoint,
+        query_id=found.query_id,
+        batch_id=found.batch_id,
+        epoch=found.epoch,
+        run_id=str(found.run_id),
+        parallelism=found.parallelism,
+        processing_ms=found.processing_ms,
+        watermark_ms=found.watermark_ms,
+        max_event_ms=tuple(latest(found.max_event_ms, *_seen(connection, job, checkpoint_id))),
+        variables=_variables(connection, found),
+        files=files,
+        segments=segments,
+    )
+
+
+def _seen(
+    connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int
+) -> list[list[int | None]]:
+    """Returns the latest event times in the checkpoint's own batch, by ack and input."""
+    acks = select(SubtaskAck.max_event_ms).where(
+        SubtaskAck.job_id == job.job_id, SubtaskAck.checkpoint_id == checkpoint_id
+    )
+    return list(connection.scalars(acks))
+
+
+def _variables(
+    connection: Connection, checkpoint: Row[*tuple[Any, ...]]
+) -> tuple[ManifestVariable, ...]:
+    rows = connection.execute(
+        select(StateVariable.__table__)
+        .where(StateVariable.job_id == checkpoint.job_id)
+        .order_by(StateVariable.state_id)
+    )
+    return tuple(
+        ManifestVariable(
+            row.state_id,
+            row.name,
+            row.kind.value,
+            row.value_schema,
+            row.user_key_schema,
+            row.has_ttl,
+            # A run drops its variables in the transaction that opens its first checkpoint.
+            is_dropped=row.dropped_at is not None and row.dropped_at <= checkpoint.began_at,
+        )
+        for row in rows
+    )
+
+
+def _segments(
+    connection: Connection, job_id: str, checkpoint_id: int
+) -> tuple[tuple[ManifestFile, ...], tuple[ManifestSegment, ...]]:
+    rows = connection.execute(
+        select(*HANDLE_COLUMNS, Segment.subtask, Segment.file_id, PhysicalFile.scope)
+        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
+        .where(state_of(job_id, checkpoint_id))
+    ).all()
+    files = {(row.path, str(row.file_id), row.scope) for row in rows}
+    pairs = sorted(
+        ((row, handle_of(row)) for row in rows),
+        key=lambda pair: (replay_order(pair[1]), pair[1].segment_id),
+    )
+    return tuple(
+        ManifestFile(file_id, path, scope) for path, file_id, scope in sorted(files)
+    ), tuple(
+        ManifestSegment(
+            handle.segment_id,
+            str(row.file_id),
+            handle.kind,
+            row.subtask,
+            handle.key_groups,
+            handle.offset,
+            handle.size_bytes,
+            handle.sha256,
+            handle.entries,
+            handle.first_checkpoint,
+            handle.as_of_checkpoint,
+            handle.sequence_number,
+        )
+        for row, handle in pairs
+    )

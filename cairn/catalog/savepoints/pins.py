@@ -1,0 +1,176 @@
+"""Pinning a checkpoint, so that no cleanup subsumes it, and taking the pin away again.
+
+Each function is the body of one transaction. Lock order: the job's row, then the checkpoint's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, Row, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.errors import BadInputError, RefusedError
+from metastore.enums import CheckpointStatus, PinKind
+from metastore.models import Checkpoint, Job, Pin
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A pin and what it keeps; `is_new` is False if the checkpoint was pinned so before."""
+
+    pin_id: UUID
+    job_id: str
+    storage: str
+    checkpoint_id: int
+    query_id: str
+    batch_id: int
+    kind: PinKind
+    name: str | None
+    is_new: bool
+
+
+def pin_checkpoint(
+    connection: Connection,
+    job_name: str,
+    checkpoint_id: int | None,
+    *,
+    pin_id: UUID,
+    kind: PinKind,
+    name: str | None,
+    dry_run: bool = False,
+) -> Pinned:
+    """Pins a confirmed checkpoint, the newest where no id is given.
+
+    One that has an open pin of that kind and name keeps it, and gets no other.
+
+    Raises:
+        BadInputError: there is no such job.
+        RefusedError: the checkpoint is not CONFIRMED, or none is yet.
+    """
+    job = _job(connection, job_name, locked=True)
+    checkpoint = _chosen(connection, job, checkpoint_id)
+    known = connection.scalar(
+        select(Pin.pin_id).where(
+            *_open(job.job_id),
+            Pin.checkpoint_id == checkpoint.checkpoint_id,
+            Pin.kind == kind,
+            Pin.name.is_not_distinct_from(name),
+        )
+    )
+    if known is None and not dry_run:
+        connection.execute(
+            insert(Pin).values(
+                pin_id=pin_id,
+                job_id=job.job_id,
+                checkpoint_id=checkpoint.checkpoint_id,
+                kind=kind,
+                name=name,
+            )
+        )
+    return Pinned(
+        known or pin_id,
+        job.job_id,
+        job.storage,
+        checkpoint.checkpoint_id,
+        checkpoint.query_id,
+        checkpoint.batch_id,
+        kind,
+        name,
+        known in (None, pin_id),
+    )
+
+
+def open_pins(
+    connection: Connection, job_name: str, checkpoint_id: int | None, name: str | None
+) -> list[dict[str, Any]]:
+    """Returns the open pins of a checkpoint, of a name, or of both, oldest checkpoint first.
+
+    Raises:
+        BadInputError: there is no such job, or no such pin; says which there are.
+    """
+    job = _job(connection, job_name)
+    chosen = [*_open(job.job_id)]
+    if checkpoint_id is not None:
+        chosen.append(Pin.checkpoint_id == checkpoint_id)
+    if name is not None:
+        chosen.append(Pin.name == name)
+    columns = select(Pin.pin_id, Pin.checkpoint_id, Pin.kind, Pin.name, Pin.created_at)
+    rows = connection.execute(columns.where(*chosen).order_by(Pin.checkpoint_id, Pin.created_at))
+    found = [{"job_name": job_name, **row} for row in rows.mappings()]
+    if not found:
+        raise _no_such_pin(connection, job)
+    return found
+
+
+def remove_pins(connection: Connection, job_name: str, pin_ids: Sequence[UUID]) -> None:
+    """Removes pins; from then on cleanups may subsume what nothing else keeps."""
+    job = _job(connection, job_name, locked=True)
+    connection.execute(
+        update(Pin).where(*_open(job.job_id), Pin.pin_id.in_(pin_ids)).values(removed_at=func.now())
+    )
+
+
+def _open(job_id: str) -> tuple[ColumnElement[bool], ...]:
+    return Pin.job_id == job_id, Pin.removed_at.is_(None)
+
+
+def _job(connection: Connection, job_name: str, *, locked: bool = False) -> Row[*tuple[Any, ...]]:
+    query = select(Job.job_id, Job.name, Job.storage).where(Job.name == job_name)
+    job = connection.execute(query.with_for_update() if locked else query).one_or_none()
+    if job is None:
+        known = connection.scalars(select(Job.name).order_by(Job.name)).all()
+        there = f"there are: {', '.join(known)}" if known else "there are none yet"
+        raise BadInputError(f"no job {job_name!r}; {there}")
+    return job
+
+
+def _chosen(
+    connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int | None
+) -> Row[*tuple[Any, ...]]:
+    columns = (
+        Checkpoint.checkpoint_id,
+        Checkpoint.status,
+        Checkpoint.query_id,
+        Checkpoint.batch_id,
+    )
+    of_job = select(*columns).where(Checkpoint.job_id == job.job_id)
+    confirmed = of_job.where(Checkpoint.status == CheckpointStatus.CONFIRMED).order_by(
+        Checkpoint.checkpoint_id
+    )
+    if checkpoint_id is None:
+        newest = connection.execute(
+            confirmed.order_by(None).order_by(Checkpoint.checkpoint_id.desc()).limit(1)
+        ).one_or_none()
+        if newest is None:
+            raise RefusedError(
+                "no checkpoint is confirmed yet: a batch is, once the one after it has begun",
+                job=job.name,
+            )
+        return newest
+    found = connection.execute(
+        of_job.where(Checkpoint.checkpoint_id == checkpoint_id)
+    ).one_or_none()
+    if found is None or found.status != CheckpointStatus.CONFIRMED:
+        ids = [str(row.checkpoint_id) for row in connection.execute(confirmed)]
+        what = f"is {found.status.value}" if found else "does not exist"
+        raise RefusedError(
+            f"checkpoint {checkpoint_id} {what}; those that can be pinned are "
+            f"{', '.join(ids) or 'none yet'}",
+            job=job.name,
+        )
+    return found
+
+
+def _no_such_pin(connection: Connection, job: Row[*tuple[Any, ...]]) -> BadInputError:
+    pins = connection.execute(
+        select(Pin.checkpoint_id, Pin.name).where(*_open(job.job_id)).order_by(Pin.checkpoint_id)
+    )
+    there = [f"{pin.checkpoint_id}{f' ({pin.name})' if pin.name else ''}" for pin in pins]
+    return BadInputError(
+        f"no such pin; pinned are: {', '.join(there)}" if there else "no checkpoint is pinned",
+        job=job.name,
+    )

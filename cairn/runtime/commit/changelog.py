@@ -1,0 +1,175 @@
+"""The changelog of one subtask in one attempt: parts with sequence numbers (FLIP-158, "API").
+
+A part is a segment of its own, a file in the executor's spool until the next batch has read it. So
+whoever asks for what comes after a number, or before it, never gets half a part. What is durable
+are files in storage: those of the group commit, or a part's own if it was uploaded early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import cairn.segments.format as segment_format
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.files import Uploaded
+from cairn.errors import StoreFailedError
+from cairn.runtime.commit.commit_files import changelog_target
+from cairn.runtime.commit.file_pool import FilePool
+from cairn.runtime.commit.physical_files import FileWrite, write_files
+from cairn.runtime.executor.spool import Spool, SpooledSegment, place_of
+from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
+from cairn.state.view import Changes
+from cairn.storage.store import ObjectStore
+from metastore.enums import SegmentKind
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SequenceNumber:
+    """A place in a subtask's changelog: after so many parts of an attempt's for a checkpoint.
+
+    All places of a checkpoint come before those of the next one.
+    """
+
+    checkpoint_id: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRef:
+    """Whose changelog it is: an attempt's, and where what it writes goes."""
+
+    manager: TaskManager
+    store: ObjectStore
+    batch: BatchRef
+    checkpoint_id: int
+    attempt_id: str
+
+
+@dataclass(slots=True)
+class _Part:
+    segment: SpooledSegment
+    upload: Future[Uploaded] | None = None
+
+
+class Changelog:
+    """What one attempt changes in one subtask, in parts. Not for several threads.
+
+    `uploads` runs the uploads of parts before the batch ends. Once it is shut down, those that have
+    not begun are left to whoever runs the batch again.
+
+    Raises, each of its methods:
+        FencedError: a newer run has removed this run's directory.
+    """
+
+    def __init__(self, attempt: AttemptRef, subtask: int, uploads: Executor) -> None:
+        self.subtask = subtask
+        self.start = SequenceNumber(attempt.checkpoint_id, 0)
+        """The place that the parent's state is up to."""
+        self._attempt = attempt
+        self._uploads = uploads
+        self._active: list[Changes] = []
+        self._parts: list[_Part] = []
+        self._spool = Spool(attempt.manager, attempt.checkpoint_id, attempt.attempt_id, subtask)
+        self._directory = attempt.manager.spool_directory(subtask)
+        with fenced_if_removed(self._directory):
+            self._directory.mkdir(exist_ok=True)
+
+    def append(self, changes: Changes) -> None:
+        """Adds changes to the active part, in memory. They are lost if the process ends."""
+        if changes.keys:
+            self._active.append(changes)
+
+    def last_appended(self) -> SequenceNumber:
+        """Ends the active part, which goes to the spool, and returns the place after it.
+
+        A part that is empty does not end, so two calls in a row return the same.
+        """
+        if self._active:
+            changes, self._active = _by_key_group(self._active), []
+            self._parts.append(_Part(self._keep(changes)))
+        return replace(self.start, number=len(self._parts))
+
+    def preempt(self) -> None:
+        """Ends the active part and begins to upload it, while the batch goes on."""
+        self.last_appended()
+        for part in self._parts:
+            if part.upload is None:
+                part.upload = self._uploads.submit(self._upload, part.segment)
+
+    def persist(self, after: SequenceNumber) -> tuple[SpooledSegment, ...]:
+        """Returns the parts after a place, in order, for the group commit to make durable.
+
+        Ends the active part. Waits for an upload that is under way, so the part comes with its
+        file. The group commit writes the others: also those whose upload has not begun, which will
+        not begin any more, and those whose upload has failed.
+
+        Raises:
+            FencedError, RefusedError, BadInputError: an upload failed, and would fail again.
+            OutcomeUnknownError: its thread died.
+        """
+        self.last_appended()
+        parts = self._parts[after.number if after > self.start else 0 :]
+        is_left = [part.upload is None or part.upload.cancel() for part in parts]
+        return tuple(
+            part.segment if left else _uploaded(part)
+            for part, left in zip(parts, is_left, strict=True)
+        )
+
+    def truncate(self, before: SequenceNumber) -> None:
+        """Removes parts before a place from the spool, those of other attempts too.
+
+        What is in storage, or on the way there, stays: handles in the metastore say what becomes of
+        it. So do this attempt's own parts, whose checkpoint has yet to become whole.
+        """
+        limit = min(before, self.start)
+        with fenced_if_removed(self._directory):
+            for file in list(self._directory.iterdir()):
+                if SequenceNumber(*place_of(file)) < limit:
+                    file.unlink(missing_ok=True)
+
+    def _keep(self, changes: Changes) -> SpooledSegment:
+        kind = SegmentKind.CHANGELOG
+        data = segment_format.encode(changes, metadata=self._spool.metadata(kind))
+        return self._spool.add(data, len(changes), kind, len(self._parts))
+
+    def _upload(self, segment: SpooledSegment) -> Uploaded:
+        """Writes a part to a file of its own, which stays WRITING until the ack."""
+        attempt = self._attempt
+        manager, settings = attempt.manager, attempt.manager.plan.settings
+        target = changelog_target(manager, attempt.batch, attempt.checkpoint_id, self.subtask)
+        with ExitStack() as held:
+            if settings.pool_blocking:
+                FilePool(manager, held).take(1)
+            [uploaded] = write_files(
+                manager,
+                attempt.store,
+                [FileWrite(target, lambda: [self._spool.read(segment)])],
+                claim=manager.owned if settings.merging_enabled else None,
+            )
+        return uploaded
+
+
+def _uploaded(part: _Part) -> SpooledSegment:
+    """Returns a part with its file, once it is there; without one if it could not be written."""
+    if part.upload is None:
+        return part.segment
+    try:
+        return replace(part.segment, uploaded=part.upload.result())
+    except StoreFailedError:
+        return part.segment
+
+
+def _by_key_group(appended: Sequence[Changes]) -> Changes:
+    """Returns changes that were appended one after the other as a segment has them."""
+    if len(appended) == 1:
+        return appended[0]
+    rows = [
+        row
+        for changes in appended
+        for row in zip(changes.ops, changes.keys, changes.values, strict=True)
+    ]
+    rows.sort(key=lambda row: row[1][:2])
+    return Changes(*map(list, zip(*rows, strict=True)))

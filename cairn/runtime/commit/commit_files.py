@@ -1,0 +1,230 @@
+"""The files and the one acknowledging transaction of a group commit."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.files import Uploaded
+from cairn.errors import RefusedError
+from cairn.handles import SegmentHandle
+from cairn.layout import exclusive_file, task_manager_file
+from cairn.runtime.commit.file_merging import OpenFile, Piece, PlannedFile, is_full, plan_files
+from cairn.runtime.commit.file_pool import FilePool
+from cairn.runtime.commit.physical_files import FileWrite, write_files
+from cairn.runtime.commit.uploads import Target
+from cairn.runtime.executor.spool import Spool, SpooledSegment
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.storage.store import ObjectStore
+from metastore.enums import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskPart:
+    """What one subtask did in an attempt. It has no changelog if it changed nothing."""
+
+    subtask: int
+    input_rows: int
+    late_rows: int
+    max_event_ms: tuple[int | None, ...]
+    restore_ms: int
+    segments: tuple[SpooledSegment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One task's wish that its subtasks be acknowledged."""
+
+    checkpoint_id: int
+    attempt_id: str
+    task_attempt: int
+    parts: tuple[SubtaskPart, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are to be written."""
+        segments = (segment for part in self.parts for segment in part.segments)
+        return sum(segment.size_bytes for segment in segments if segment.uploaded is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A segment with the request and the subtask it belongs to."""
+
+    request: Request
+    subtask: int
+    segment: SpooledSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The requests that one task commits for all, at least one."""
+
+    manager: TaskManager
+    store: ObjectStore
+    batch: BatchRef
+    requests: Sequence[Request]
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint that all requests are for."""
+        return self.requests[0].checkpoint_id
+
+    def parts(self) -> list[tuple[Request, SubtaskPart]]:
+        """Returns all parts in order of subtask."""
+        pairs = [(request, part) for request in self.requests for part in request.parts]
+        return sorted(pairs, key=lambda pair: pair[1].subtask)
+
+    def segments(self) -> list[Owned]:
+        """Returns the parts' segments in order of subtask."""
+        return [
+            Owned(request, part.subtask, segment)
+            for request, part in self.parts()
+            for segment in part.segments
+        ]
+
+    def waiting(self) -> list[Owned]:
+        """Returns those that are to be written."""
+        return [one for one in self.segments() if one.segment.uploaded is None]
+
+
+def commit_group(group: Group, pool: FilePool) -> None:
+    """Returns once the group's segments are durable and acknowledged.
+
+    Raises:
+        StorageError, MetastoreError, FencedError, RefusedError: see `group_commit.commit`.
+    """
+    settings = group.manager.plan.settings
+    pieces = [Piece(one.subtask, one.segment.size_bytes) for one in group.waiting()]
+    new_files = plan_files(pieces, settings)
+    pool.take(len(new_files))
+    files = plan_files(pieces, settings, pool.open_files())
+    try:
+        _write_and_acknowledge(group, pool, files)
+    except RefusedError:
+        # Nothing was acknowledged. Cleanup may have condemned a file that was to go on; a run
+        # that was replaced is refused again.
+        if not any(file.goes_on for file in files):
+            raise
+        _write_and_acknowledge(group, pool, new_files)
+
+
+def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[PlannedFile]) -> None:
+    manager, waiting = group.manager, group.waiting()
+    settings = manager.plan.settings
+    for file in files:
+        if file.goes_on is not None:
+            pool.give_up(file.goes_on)
+    inside = [[waiting[place] for place in file.pieces] for file in files]
+    written = write_files(
+        manager,
+        group.store,
+        [_write_of(group, *one) for one in zip(files, inside, strict=True)],
+        claim=manager.owned if settings.merging_enabled else None,
+        writers=pool.writers,
+    )
+    handles = defaultdict[tuple[str, int], list[SegmentHandle]](list)
+    for done, file, segments in zip(written, files, inside, strict=True):
+        offset = file.goes_on.size_bytes if file.goes_on else 0
+        for one in segments:
+            of_subtask = handles[one.request.attempt_id, one.subtask]
+            of_subtask.append(_handle(group, one, done.path, offset))
+            offset += one.segment.size_bytes
+    early = []
+    for one in group.segments():
+        if one.segment.uploaded is not None:
+            early.append(one.segment.uploaded)
+            of_subtask = handles[one.request.attempt_id, one.subtask]
+            of_subtask.append(_handle(group, one, one.segment.uploaded.path, 0))
+    acks = [
+        _ack(request, part, handles[request.attempt_id, part.subtask])
+        for request, part in group.parts()
+    ]
+    _acknowledge(group, [*written, *early], acks, pool.waited_ms)
+    pool.keep(
+        [
+            OpenFile(done.file.file_id, done.path, file.size_bytes, frozenset(file.subtasks))
+            for done, file in zip(written, files, strict=True)
+            if not is_full(file.size_bytes, settings)
+        ]
+    )
+
+
+def _write_of(group: Group, file: PlannedFile, inside: Sequence[Owned]) -> FileWrite:
+    target = changelog_target(group.manager, group.batch, group.checkpoint_id, inside[0].subtask)
+    return FileWrite(target, lambda: list(_spooled(group, inside)), file.goes_on)
+
+
+def changelog_target(
+    manager: TaskManager, batch: BatchRef, checkpoint_id: int, subtask: int
+) -> Target:
+    """Returns where a file with changelog of a subtask goes, of others too if merging is on."""
+    plan = manager.plan
+    path_of = partial(task_manager_file, plan.job_id, manager.tm_id)
+    if not plan.settings.merging_enabled:
+        path_of = partial(exclusive_file, plan.job_id, checkpoint_id, subtask)
+    return Target(batch, Scope.TASK_MANAGER, path_of, is_changelog=True)
+
+
+def _spooled(group: Group, inside: Sequence[Owned]) -> Iterable[bytes]:
+    for one in inside:
+        spool = Spool(group.manager, group.checkpoint_id, one.request.attempt_id, one.subtask)
+        yield spool.read(one.segment)
+
+
+def _acknowledge(
+    group: Group, written: Sequence[Uploaded], acks: Sequence[Ack], pool_wait_ms: int
+) -> None:
+    plan = group.manager.plan
+    run_transaction(
+        plan.metastore_url,
+        lambda connection: acknowledge(
+            connection,
+            group.batch,
+            checkpoint_id=group.checkpoint_id,
+            tm_id=group.manager.tm_id,
+            acks=acks,
+            files={one.path: one.file for one in written},
+            uploads=[one.stats for one in written],
+            pool_wait_ms=pool_wait_ms,
+        ),
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"acknowledge checkpoint {group.checkpoint_id} of job {plan.job}",
+    )
+
+
+def _handle(group: Group, owned: Owned, path: str, offset: int) -> SegmentHandle:
+    segment = owned.segment
+    return SegmentHandle(
+        str(uuid.uuid4()),
+        segment.kind,
+        path,
+        offset,
+        segment.size_bytes,
+        segment.sha256,
+        group.manager.plan.key_groups(owned.subtask),
+        segment.entries,
+        group.checkpoint_id,
+        group.checkpoint_id,
+        group.checkpoint_id + 1 if segment.kind.is_exclusive else None,
+        segment.sequence_number,
+    )
+
+
+def _ack(request: Request, part: SubtaskPart, handles: Sequence[SegmentHandle]) -> Ack:
+    return Ack(
+        part.subtask,
+        request.attempt_id,
+        request.task_attempt,
+        part.input_rows,
+        part.restore_ms,
+        tuple(sorted(handles, key=lambda handle: handle.sequence_number)),
+        part.late_rows,
+        part.max_event_ms,
+    )

@@ -1,0 +1,143 @@
+"""The files that one executor has open for writing at a time (FLIP-306 4.6).
+
+A slot is a locked file in the executor's directory, so it is free again when its holder dies. With
+`cairn.file-merging.across-checkpoint-boundary` a file at rest, which a later checkpoint may go on
+with, has a record beside its slot. Whoever goes on with it removes the record first and writes a
+new one after the ack, so that after any failure in between nobody goes on with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cairn.runtime.commit.file_merging import OpenFile
+from cairn.runtime.executor.task_manager import (
+    TaskManager,
+    fenced_if_removed,
+    try_lock,
+    write_whole,
+)
+
+_POLL_S = 0.002
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for one file at rest, which only its holder reads and changes."""
+
+    record: Path
+    file: OpenFile | None
+
+    def give_up(self) -> OpenFile | None:
+        """Keeps everybody from going on with the file at rest; returns it."""
+        file, self.file = self.file, None
+        self.record.unlink(missing_ok=True)
+        return file
+
+    def keep(self, file: OpenFile) -> None:
+        """Leaves a file, acknowledged up to its size, to be gone on with."""
+        write_whole(self.record, msgspec.msgpack.encode(file))
+        self.file = file
+
+
+class FilePool:
+    """One task's share of the pool: the slots it has taken, until `held` closes.
+
+    `waited_ms` is how long it has waited for its first one.
+    """
+
+    def __init__(self, manager: TaskManager, held: ExitStack) -> None:
+        settings = manager.plan.settings
+        self._directory = manager.directory / "pool"
+        self._size = settings.max_file_pool_size
+        self._blocks = settings.pool_blocking
+        self._keeps = settings.merges_files_across
+        self._held = held
+        self._slots: dict[int, Slot] = {}
+        self.waited_ms = 0
+
+    def take(self, wanted: int) -> None:
+        """Takes free slots, up to `wanted` in all; a blocking pool waits for its first one.
+
+        It waits while it has none, so that two tasks never wait for each other.
+
+        Raises:
+            FencedError: a newer run has removed this run's directory.
+        """
+        self._take_free(wanted)
+        if self._slots or not self._blocks:
+            return
+        began = time.monotonic()
+        while not self._slots:
+            time.sleep(_POLL_S)
+            self._take_free(wanted)
+        self.waited_ms += round((time.monotonic() - began) * 1000)
+
+    @property
+    def writers(self) -> int:
+        """How many files the task may write at once.
+
+        In a blocking pool only those it has slots for. Else as many as the pool has: for those
+        that others are using it opens files of its own.
+        """
+        return len(self._slots) if self._blocks else self._size
+
+    def open_files(self) -> list[OpenFile]:
+        """Returns the files at rest in the slots taken."""
+        return [slot.file for slot in self._slots.values() if slot.file is not None]
+
+    def give_up(self, file: OpenFile) -> None:
+        """Keeps everybody from going on with a file."""
+        for slot in self._slots.values():
+            if slot.file == file:
+                slot.give_up()
+
+    def keep(self, files: Sequence[OpenFile]) -> None:
+        """Leaves files, acknowledged up to their size, to be gone on with where a slot is free."""
+        if not self._keeps:
+            return
+        free = [slot for slot in self._slots.values() if slot.file is None]
+        for slot, file in zip(free, files, strict=False):
+            slot.keep(file)
+
+    def _take_free(self, wanted: int) -> None:
+        for number in range(self._size):
+            if len(self._slots) >= wanted:
+                return
+            lock = self._directory / f"{number}.lock"
+            with fenced_if_removed(lock):
+                lock.touch()
+                is_free = number not in self._slots and try_lock(lock, self._held)
+            if is_free:
+                self._slots[number] = _open_slot(self._directory / f"{number}.open", self._keeps)
+
+
+def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | None:
+    """Returns the place for a subtask's own file, until `held` closes.
+
+    None if files do not go on, or another process writes for the subtask.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    directory = manager.directory / "pool"
+    lock = directory / f"shared-{subtask}.lock"
+    if not manager.plan.settings.merges_files_across:
+        return None
+    with fenced_if_removed(lock):
+        lock.touch()
+        if not try_lock(lock, held):
+            return None
+    return _open_slot(directory / f"shared-{subtask}.open", keeps=True)
+
+
+def _open_slot(record: Path, keeps: bool) -> Slot:
+    if not keeps or not record.exists():
+        return Slot(record, None)
+    return Slot(record, msgspec.msgpack.decode(record.read_bytes(), type=OpenFile))

@@ -1,0 +1,92 @@
+"""How much of an executor's uploads may be under way at once; who comes later waits (FLIP-158).
+
+Each upload has a claim: a file named after its bytes, locked by its process for as long as it
+lasts. The lock dies with its process, so a claim whose lock can be had is a dead one's, and goes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
+
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How many uploads were under way when this one asked to begin, and how long it waited."""
+
+    others: int
+    wait_ms: int
+
+
+@contextmanager
+def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Waited]:
+    """Holds a share of what the executor may have in flight in a pool; waits for room for it.
+
+    Room are `cairn.changelog.dstl.upload.max-in-flight` bytes and `…num-threads` uploads. An
+    upload that is larger than the limit gets all of it. Who came first goes first.
+
+    Raises:
+        FencedError: a newer run has removed the directory.
+    """
+    settings = manager.plan.settings
+    began = time.monotonic()
+    name = f"in-flight-{pool}"
+    directory = manager.directory / name
+    claim = directory / f"{size_bytes}-{uuid.uuid4()}"
+    # The lock is held while waiting, so that a large upload is not passed by small ones for ever.
+    with manager.lock(name):
+        with fenced_if_removed(directory):
+            directory.mkdir(exist_ok=True)
+        claimed = _claimed(directory)
+        others = len(claimed)
+        while claimed and (
+            len(claimed) >= settings.upload_threads
+            or sum(claimed) + size_bytes > settings.upload_in_flight_bytes
+        ):
+            time.sleep(_POLL_S)
+            claimed = _claimed(directory)
+        descriptor = _lock_new(claim)
+    try:
+        yield Waited(others, round((time.monotonic() - began) * 1000))
+    finally:
+        claim.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _claimed(directory: Path) -> list[int]:
+    """Returns the bytes of each upload under way; removes the claims of dead processes."""
+    with fenced_if_removed(directory):
+        names = os.listdir(directory)
+    return [int(name.split("-")[0]) for name in names if not _is_dead(directory / name)]
+
+
+def _is_dead(claim: Path) -> bool:
+    try:
+        descriptor = os.open(claim, os.O_RDWR)
+    except FileNotFoundError:  # given back since the directory was read
+        return True
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            claim.unlink(missing_ok=True)
+            return True
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _lock_new(claim: Path) -> int:
+    with fenced_if_removed(claim):
+        descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor

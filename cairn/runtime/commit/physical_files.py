@@ -1,0 +1,96 @@
+"""Writing physical files: the intents of new ones in one transaction, then the bytes."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from cairn.catalog.job.files import Uploaded, WrittenFile
+from cairn.catalog.job.upload_stats import UploadStats
+from cairn.handles import DirectoryHandle
+from cairn.runtime.commit.file_merging import OpenFile
+from cairn.runtime.commit.uploads import Intent, Target, intend, upload
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class FileWrite:
+    """Bytes for a new physical file, or for the end of one that goes on."""
+
+    target: Target
+    parts: Callable[[], Sequence[bytes]]
+    goes_on: OpenFile | None = None
+
+
+def write_files(
+    manager: TaskManager,
+    store: ObjectStore,
+    writes: Sequence[FileWrite],
+    *,
+    claim: DirectoryHandle | None,
+    writers: int = 1,
+) -> list[Uploaded]:
+    """Returns the files once all bytes are durable; first the intents of new ones are committed.
+
+    `claim` is the directory that the new files are in, None if nobody owns it. Up to `writers`
+    files are written at once. After an error, new files stay WRITING.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+        RefusedError: a file to go on with does not end where it should.
+        StoreFailedError, BadInputError: see `cairn.runtime.commit.uploads.upload`.
+    """
+    new = [write.target for write in writes if write.goes_on is None]
+    intents = iter(_intend(manager, new, claim) if new else [])
+    work = [(write, None if write.goes_on else next(intents)) for write in writes]
+    if min(writers, len(work)) <= 1:
+        return [_write(manager, store, one) for one in work]
+    with ThreadPoolExecutor(writers) as threads:
+        return list(threads.map(partial(_write, manager, store), work))
+
+
+def _intend(
+    manager: TaskManager, new: Sequence[Target], claim: DirectoryHandle | None
+) -> list[Intent]:
+    claims = [claim] if claim is not None and not manager.is_claimed(claim) else []
+    intents = intend(manager, new, claims=claims)
+    for claimed in claims:
+        manager.remember_claim(claimed)
+    return intents
+
+
+def _write(
+    manager: TaskManager, store: ObjectStore, work: tuple[FileWrite, Intent | None]
+) -> Uploaded:
+    write, intent = work
+    if write.goes_on is not None:
+        return _go_on(store, write.goes_on, write.parts())
+    return upload(manager, store, write.target, write.parts(), intent)
+
+
+def _go_on(store: ObjectStore, file: OpenFile, parts: Sequence[bytes]) -> Uploaded:
+    began, size_bytes = time.monotonic(), sum(map(len, parts))
+    store.append(file.path, file.size_bytes, parts)
+    took_ms = round((time.monotonic() - began) * 1000)
+    stats = UploadStats(
+        commit_id=str(uuid.uuid4()),
+        segments=len(parts),
+        size_bytes=size_bytes,
+        requests=1,
+        retries=0,
+        hedges=0,
+        hedge_wins=0,
+        failed_attempts=0,
+        winning_attempt=1,
+        failed_uploads=0,
+        queue_size=0,
+        wait_ms=0,
+        upload_ms=took_ms,
+        longest_request_ms=took_ms,
+    )
+    return Uploaded(WrittenFile(file.file_id, file.size_bytes + size_bytes), file.path, stats)

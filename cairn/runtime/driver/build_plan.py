@@ -1,0 +1,254 @@
+"""Building the plan of a call of transformWithState: on a stream, and on a batch DataFrame."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
+from cairn.errors import BadInputError
+from cairn.runtime.driver.initial_rows import pack, write_initial_rows
+from cairn.runtime.driver.inputs import Inputs, with_event_time
+from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, Operator
+from cairn.runtime.task.task import run_batch_task, run_task
+from cairn.savepoints.start_from_manifest import find_origin, restore
+from cairn.state.codec import TupleCodec
+from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
+from cairn.state.times import TimeMode
+from cairn.storage import open_store
+
+if TYPE_CHECKING:
+    from cairn.runtime.driver.job import Job
+
+_FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Initial state: a batch DataFrame and the columns that are its key."""
+
+    df: DataFrame
+    key_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of transformWithState, checked."""
+
+    processor: StatefulProcessor
+    output_schema: StructType
+    time_mode: TimeMode
+    uses_pandas: bool
+    initial: Initial | None
+    event_time_column: str
+
+
+def transform(
+    job: Job, inputs: Inputs, count: int, key_columns: tuple[str, ...], call: Call
+) -> DataFrame:
+    """Returns the DataFrame of what the processor yields; `count` is how many inputs there are."""
+    dumped: bytes = cloudpickle.dumps(call.processor)  # type: ignore[no-untyped-call]
+    states, deleted = _declare(dumped, call.time_mode)
+    session = inputs.df.sparkSession
+    key_schema = StructType([inputs.row_schema[name] for name in key_columns]).jsonValue()
+    TupleCodec(key_schema, name="key")  # refuses what state cannot hold
+    operator = Operator(
+        job=job.name,
+        processor=dumped,
+        uses_pandas=call.uses_pandas,
+        time_mode=call.time_mode,
+        key_columns=key_columns,
+        key_schema=key_schema,
+        row_schema=inputs.row_schema,
+        output_schema=call.output_schema,
+        states={s.name: VariableSpec.of(s, number) for number, s in enumerate(states)},
+        event_time=inputs.event_time,
+        inputs=count,
+        initial_schema=call.initial.df.schema if call.initial else None,
+        initial_key_columns=call.initial.key_columns if call.initial else (),
+        timezone=session.conf.get("spark.sql.session.timeZone") or "UTC",
+        frame_rows=_frame_rows(session),
+    )
+    if inputs.df.isStreaming:
+        return _on_stream(job, inputs, operator, call, states, deleted)
+    return _on_batch(job, inputs, operator, call)
+
+
+def _frame_rows(session: SparkSession) -> int:
+    rows = int(session.conf.get(_FRAME_ROWS) or 0)
+    return rows if rows > 0 else 2**31 - 1  # Spark takes 0 and less as no limit
+
+
+def struct(schema: object) -> StructType:
+    """Returns the StructType of a schema given as such or as DDL text.
+
+    Raises:
+        BadInputError: it is neither.
+    """
+    if isinstance(schema, StructType):
+        return schema
+    parsed = StructType.fromDDL(schema) if isinstance(schema, str) else None
+    if not isinstance(parsed, StructType):
+        raise BadInputError(
+            f"a schema is a StructType or DDL text such as 'n long, word string', not {schema!r}"
+        )
+    return parsed
+
+
+def _on_stream(
+    job: Job,
+    inputs: Inputs,
+    operator: Operator,
+    call: Call,
+    states: Sequence[StateDeclaration],
+    deleted: Collection[str],
+) -> DataFrame:
+    session = inputs.df.sparkSession
+    warn_if_subtasks_float(session)
+    check_storage(job)
+    registration = Registration(
+        run_id=uuid.uuid4(),
+        job=job.name,
+        storage=job.storage,
+        parallelism=job.parallelism,
+        max_parallelism=job.settings.max_parallelism,
+        num_retained=job.settings.num_retained,
+        key_schema=operator.key_schema,
+        states=states,
+        deleted_states=deleted,
+        watermark_delays_ms=inputs.delays_ms,
+        watermark_job_id=inputs.watermark_job_id,
+        time_mode=operator.time_mode.value,
+    )
+    run, plan = _register(job, registration, task_slots(session))
+    operator = _with_ids(operator, call, run)
+    if call.initial and not run.has_state:
+        initial = with_key_hash(call.initial.df, call.initial.key_columns)
+        written = write_initial_rows(plan, operator, route(initial, plan))
+        plan = dataclasses.replace(plan, initial_rows=tuple(written))
+    rows = with_key_hash(inputs.df, operator.key_columns, heartbeat=job.settings.heartbeat_enabled)
+
+    def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_task(plan, operator, batches)
+
+    return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
+
+
+def check_storage(job: Job) -> None:
+    """Checks that the job's storage can be written as its options ask.
+
+    Raises:
+        BadInputError: it can never be, or not with `across-checkpoint-boundary`.
+        StorageError: it does not work now.
+    """
+    store = open_store(job.storage)
+    store.check_writable()
+    if job.settings.merges_files_across and not store.can_append():
+        raise BadInputError(
+            "cairn.file-merging.across-checkpoint-boundary is true, but storage "
+            f"{store.url} shows the bytes of a file only once it is closed: a checkpoint could "
+            "not be read while its file is open. Leave the option out, or use a file system",
+            job=job.name,
+        )
+
+
+def _register(
+    job: Job, registration: Registration, slots: int | None
+) -> tuple[RegisteredRun, RunPlan]:
+    url, timeout_ms = job.open_metastore(), job.settings.metastore_timeout_ms
+    origin = None
+    if job.restore_from is not None:
+        origin = find_origin(url, job.name, job.restore_from, timeout_ms=timeout_ms)
+    if origin is not None:
+        registration = dataclasses.replace(registration, origin=origin.manifest)
+    run = run_transaction(
+        url,
+        lambda connection: register_run(connection, registration),
+        timeout_ms=timeout_ms,
+        what=f"register a run of job {job.name}",
+    )
+    if origin is not None and not run.has_state:
+        restore(
+            url,
+            origin,
+            open_store(job.storage),
+            job=job.name,
+            job_id=run.job_id,
+            epoch=run.epoch,
+            timeout_ms=timeout_ms,
+        )
+        run = dataclasses.replace(run, has_state=True)
+    return run, RunPlan(
+        job=job.name,
+        job_id=run.job_id,
+        run_id=str(registration.run_id),
+        epoch=run.epoch,
+        parallelism=job.parallelism,
+        storage=job.storage,
+        metastore_url=url,
+        settings=job.settings,
+        tasks=min(job.parallelism, slots or job.parallelism),
+        split_lists=run.split_lists,
+        union_lists=run.union_lists,
+    )
+
+
+def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
+    if job.restore_from is not None:
+        raise BadInputError(
+            "a batch DataFrame starts from no state: leave out restore_from", job=job.name
+        )
+    rows = with_key_hash(inputs.df, operator.key_columns)
+    if call.initial:
+        initial = with_key_hash(call.initial.df, call.initial.key_columns)
+        rows = pack(rows, initial)
+    memory_bytes = job.settings.task_memory_bytes
+    now_ms = time.time_ns() // 1_000_000
+
+    def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_batch_task(operator, memory_bytes, now_ms, batches)
+
+    by_key = rows.repartition(F.col(KEY_HASH_COLUMN))
+    return by_key.mapInArrow(run_partition, operator.output_schema)
+
+
+def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
+    """Returns the operator with what registering the run has given it."""
+    output_schema, emitted_time = call.output_schema, None
+    if call.event_time_column:
+        output_schema, emitted_time = with_event_time(
+            output_schema, call.event_time_column, run.job_id
+        )
+    return dataclasses.replace(
+        operator,
+        output_schema=output_schema,
+        emitted_time=emitted_time,
+        states={
+            name: VariableSpec.of(spec, run.states[name].state_id, run.states[name].value_layout)
+            for name, spec in operator.states.items()
+        },
+        dropped_state_ids=run.dropped_state_ids,
+    )
+
+
+def _declare(dumped: bytes, mode: TimeMode) -> tuple[Sequence[StateDeclaration], Collection[str]]:
+    """Returns the state variables that `init` declares and deletes, run on a copy."""
+    copy: StatefulProcessor = cloudpickle.loads(dumped)  # our own, not from storage
+    handle = DeclaringHandle(lambda schema: struct(schema).jsonValue(), mode)
+    copy.init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
+    copy.close()
+    return handle.declarations, handle.deleted

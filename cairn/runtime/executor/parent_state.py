@@ -1,0 +1,202 @@
+"""Bringing a subtask's local state to the parent checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
+
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.begin import BatchStart, Parent
+from cairn.catalog.job.segments import current_epoch, lineage_of, segments_at
+from cairn.errors import FencedError
+from cairn.handles import SegmentHandle
+from cairn.keygroups import KeyGroupRange
+from cairn.runtime.executor.local_store import (
+    LocalReader,
+    LocalStore,
+    LocalWriter,
+    Position,
+    Weight,
+    open_local,
+)
+from cairn.runtime.executor.spool import Spool
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.segments.format import decode
+from cairn.segments.reader import read_segment, read_segments
+from cairn.storage.store import ObjectStore
+from metastore.enums import SegmentKind
+
+NOTHING = Position(0, "", 0)
+"""An empty environment: checkpoint ids and epochs start at 1."""
+
+
+@contextmanager
+def parent_state(
+    manager: TaskManager, store: ObjectStore, subtask: int, start: BatchStart
+) -> Iterator[LocalReader]:
+    """Yields a snapshot of exactly the parent's state, catching up or restoring first.
+
+    Raises:
+        FencedError: a newer run, or a later batch, has moved the local state on.
+        CorruptSegmentError: a segment's bytes are not what was written.
+        StorageError, MetastoreError: a segment cannot be read, or not be found out.
+    """
+    wanted = NOTHING if start.parent is None else _position_of(start.parent)
+    wanted = dataclasses.replace(wanted, epoch=manager.plan.epoch)
+    local = open_local(manager.subtask_directory(subtask))
+    with local.read() as reader:
+        if reader.position() == wanted:
+            yield reader
+            return
+    _catch_up(local, manager, store, subtask, start.parent, wanted)
+    with local.read() as reader:
+        if reader.position() != wanted:
+            raise _moved_on(manager, local, reader.position())
+        yield reader
+
+
+def _position_of(parent: Parent) -> Position:
+    return Position(parent.checkpoint_id, parent.run_id, 0)
+
+
+def _before(parent: Parent) -> Position:
+    """Returns the position that the parent's own changes start from."""
+    return Position(parent.parent_checkpoint or 0, parent.parent_run_id or "", 0)
+
+
+def _follows(here: Position, parent: Parent, subtask: int, parallelism: int) -> bool:
+    """Tells whether the subtask's own changes in the parent lead there from here.
+
+    A checkpoint that a job was restored with, or that was rebuilt, has no acks that would say it.
+    """
+    return (
+        subtask in parent.acks
+        and parent.parallelism == parallelism
+        and _same_state(here, _before(parent))
+    )
+
+
+def _moved_on(manager: TaskManager, local: LocalStore, here: Position | None) -> FencedError:
+    return FencedError(
+        f"a newer run or a later batch has moved the local state on, to {here}",
+        job=manager.plan.job,
+        file=str(local.directory),
+    )
+
+
+def _catch_up(
+    local: LocalStore,
+    manager: TaskManager,
+    store: ObjectStore,
+    subtask: int,
+    parent: Parent | None,
+    wanted: Position,
+) -> None:
+    plan = manager.plan
+    with local.write() as writer:
+        here, weight = writer.reader.position() or NOTHING, writer.reader.weight()
+        if _is_ahead(here, wanted) and _is_overtaken(manager, here, wanted):
+            raise _moved_on(manager, local, here)
+        if parent is None:
+            writer.clear(plan.key_groups(subtask))
+            weight = Weight()
+        elif _same_state(here, wanted):
+            pass
+        elif _follows(here, parent, subtask, plan.parallelism):
+            applied_bytes = _apply_parent(writer, manager, store, parent, subtask)
+            weight = Weight(weight.base_bytes, weight.change_bytes + applied_bytes)
+        else:
+            weight = _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
+        writer.move_to(wanted, weight)
+
+
+def _is_ahead(here: Position, wanted: Position) -> bool:
+    return (here.epoch, here.checkpoint_id) > (wanted.epoch, wanted.checkpoint_id)
+
+
+def _is_overtaken(manager: TaskManager, here: Position, wanted: Position) -> bool:
+    """Tells whether the metastore knows of the run or batch that has moved the local state on.
+
+    One that was restored from a backup does not: the local state is of a history it has lost.
+    """
+    plan = manager.plan
+
+    def look_up(connection: Connection) -> tuple[int, str | None]:
+        return (
+            current_epoch(connection, plan.job_id),
+            lineage_of(connection, plan.job_id, here.checkpoint_id),
+        )
+
+    epoch, lineage = run_transaction(
+        plan.metastore_url,
+        look_up,
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"find out what moved local state of job {plan.job} on",
+    )
+    is_known_batch = here.checkpoint_id > wanted.checkpoint_id and lineage == here.lineage
+    return epoch > plan.epoch or is_known_batch
+
+
+def _same_state(one: Position, other: Position) -> bool:
+    return (one.checkpoint_id, one.lineage) == (other.checkpoint_id, other.lineage)
+
+
+def _apply_parent(
+    writer: LocalWriter,
+    manager: TaskManager,
+    store: ObjectStore,
+    parent: Parent,
+    subtask: int,
+) -> int:
+    """Applies the subtask's own changes in the parent; returns their bytes in storage."""
+    ack = parent.acks[subtask]
+    spool = Spool(manager, parent.checkpoint_id, ack.attempt_id, subtask)
+    for segment in ack.segments:
+        here = spool.find(segment)
+        stored = (
+            read_segment(store, segment, job=manager.plan.job) if here is None else decode(here)
+        )
+        for changes in stored:
+            writer.apply(changes)
+    return sum(segment.size_bytes for segment in ack.segments)
+
+
+def _restore(
+    writer: LocalWriter,
+    manager: TaskManager,
+    store: ObjectStore,
+    key_groups: KeyGroupRange,
+    here: Position,
+    wanted: Position,
+) -> Weight:
+    """Brings the state to a checkpoint by what storage has; returns what all of that weighs."""
+    plan = manager.plan
+
+    def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
+        handles = segments_at(connection, plan.job_id, wanted.checkpoint_id, key_groups)
+        return handles, lineage_of(connection, plan.job_id, here.checkpoint_id)
+
+    handles, lineage = run_transaction(
+        plan.metastore_url,
+        look_up,
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"find the segments of checkpoint {wanted.checkpoint_id} of job {plan.job}",
+    )
+    if lineage != here.lineage or here.checkpoint_id > wanted.checkpoint_id:
+        here = NOTHING
+        writer.clear(key_groups)
+    # Changes since then that were released are in an increment, or in a base, which replaces its
+    # key groups whole.
+    missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
+    begun: SegmentHandle | None = None
+    for handle, changes in read_segments(store, missing, job=plan.job, key_groups=key_groups):
+        if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
+            writer.clear(handle.key_groups.intersect(key_groups))
+        begun = handle
+        writer.apply(changes)
+    bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
+    base_bytes = sum(handle.size_bytes for handle in bases)
+    return Weight(base_bytes, sum(handle.size_bytes for handle in handles) - base_bytes)

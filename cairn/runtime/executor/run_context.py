@@ -1,0 +1,68 @@
+"""What the driver tells every task about the run that it belongs to.
+
+Without Spark, so that a process that only materializes starts quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cairn.batch_ref import BatchRef
+from cairn.handles import DirectoryHandle
+from cairn.keygroups import KeyGroupRange, range_of
+from cairn.layout import shared_directory
+from cairn.settings import Settings
+from metastore.enums import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class InitialRows:
+    """An object in storage that holds initial state rows of one subtask."""
+
+    subtask: int
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """One run of one job, fixed when the query's plan is built."""
+
+    job: str
+    job_id: str
+    run_id: str
+    epoch: int
+    parallelism: int
+    storage: str
+    metastore_url: str = field(repr=False)
+    settings: Settings
+    tasks: int
+    """Spark tasks that share the subtasks of a batch, at most `parallelism`."""
+    initial_rows: tuple[InitialRows, ...] = ()
+    split_lists: tuple[int, ...] = ()
+    union_lists: tuple[int, ...] = ()
+    """The state ids of the job's operator lists, by how they are redistributed."""
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether the job has any operator list."""
+        return bool(self.split_lists or self.union_lists)
+
+    def key_groups(self, subtask: int) -> KeyGroupRange:
+        """Returns the key groups that a subtask of this run owns."""
+        return range_of(subtask, self.parallelism, self.settings.max_parallelism)
+
+    def subtasks(self, task: int) -> range:
+        """Returns the subtasks that a Spark task does, one after the other."""
+        share = range_of(task, self.tasks, self.parallelism)
+        return range(share.start, share.end)
+
+    def shared_directory(self, subtask: int) -> DirectoryHandle:
+        """Returns the directory in storage that a subtask of this run owns."""
+        path = shared_directory(self.job_id, subtask, self.parallelism)
+        return DirectoryHandle(path, Scope.SHARED, subtask, self.parallelism)
+
+    def batch(self, query_id: str, batch_id: int) -> BatchRef:
+        """Returns the reference to one of the run's batches."""
+        return BatchRef(self.job, self.job_id, self.epoch, query_id, batch_id)

@@ -1,0 +1,86 @@
+"""The spool: an executor's segments, as files, from when they are made until the next batch.
+
+A group commit copies them to storage. The next batch takes them from here if its parent's attempt
+ran on this executor, and from storage otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cairn.catalog.job.files import Uploaded
+from cairn.handles import SegmentHandle
+from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
+from cairn.segments.format import segment_metadata
+from metastore.enums import SegmentKind
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSegment:
+    """A segment in the spool. It is to be written to storage, unless it has a file there already.
+
+    That file holds nothing else, and is not sealed yet.
+    """
+
+    sequence_number: int
+    size_bytes: int
+    sha256: str
+    entries: int
+    uploaded: Uploaded | None = None
+    kind: SegmentKind = SegmentKind.CHANGELOG
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """What one attempt at a checkpoint keeps of one subtask: parts of its changelog, its lists."""
+
+    manager: TaskManager
+    checkpoint_id: int
+    attempt_id: str
+    subtask: int
+
+    def metadata(self, kind: SegmentKind) -> Mapping[str, str]:
+        """Returns what a segment of it says of itself."""
+        return segment_metadata(self.manager.plan.job, self.checkpoint_id, self.subtask, kind)
+
+    def add(self, data: bytes, entries: int, kind: SegmentKind, number: int = 0) -> SpooledSegment:
+        """Keeps an encoded segment, whole or not at all.
+
+        Raises:
+            FencedError: a newer run has removed this run's directory.
+        """
+        write_whole(self._file(number, kind), data)
+        return SpooledSegment(
+            number, len(data), hashlib.sha256(data).hexdigest(), entries, kind=kind
+        )
+
+    def read(self, segment: SpooledSegment) -> bytes:
+        """Returns the bytes of a segment that was added.
+
+        Raises:
+            FencedError: a newer run has removed this run's directory.
+        """
+        file = self._file(segment.sequence_number, segment.kind)
+        with fenced_if_removed(file):
+            return file.read_bytes()
+
+    def find(self, segment: SegmentHandle) -> bytes | None:
+        """Returns a recorded segment's bytes; None if they, or just these, are not here."""
+        try:
+            data = self._file(segment.sequence_number, segment.kind).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == segment.sha256 else None
+
+    def _file(self, number: int, kind: SegmentKind) -> Path:
+        name = f"{self.checkpoint_id}-{number}-{self.attempt_id}-{kind}.seg"
+        return self.manager.spool_directory(self.subtask) / name
+
+
+def place_of(file: Path) -> tuple[int, int]:
+    """Returns the checkpoint and the sequence number of a file in the spool."""
+    checkpoint_id, number, _ = file.name.split("-", 2)
+    return int(checkpoint_id), int(number)

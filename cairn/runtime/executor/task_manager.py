@@ -1,0 +1,168 @@
+"""The directory that all tasks of one executor share: its lock, its spool, its begun batch.
+
+A task manager (TM) is one Spark executor in one run. Its tasks are processes that come and go, so
+what they share is files, and what guards them is a file lock, which dies with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.begin import BatchStart, begin_batch
+from cairn.errors import FencedError, StorageError
+from cairn.handles import DirectoryHandle
+from cairn.layout import task_manager_directory
+from cairn.runtime.executor.run_context import RunPlan
+from metastore.enums import Scope
+
+_OF_BATCHES = ("running", "pending", "acked")
+
+
+class TaskManager:
+    """One executor's directory under `cairn.local-dir`.
+
+    Args:
+        plan: the run.
+        executor_root: a path that is the executor's own, the same for all its tasks.
+    """
+
+    def __init__(self, plan: RunPlan, executor_root: str) -> None:
+        # The run's id too: a metastore restored from a backup gives the same epochs again.
+        digest = hashlib.sha256(f"{executor_root} {plan.run_id}".encode()).hexdigest()[:12]
+        self.plan = plan
+        self.executor_root = executor_root
+        self.tm_id = f"{plan.epoch}-{digest}"
+        self.job_directory = Path(plan.settings.local_dir) / plan.job_id
+        self.directory = self.job_directory / "tm" / self.tm_id
+        try:
+            for name in (*_OF_BATCHES, "spool", "pool"):
+                (self.directory / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the local directory cannot be used: {error}. Free the disk or its permissions, "
+                "or set cairn.local-dir",
+                job=plan.job,
+                file=str(self.directory),
+            ) from error
+
+    def subtask_directory(self, subtask: int) -> Path:
+        """Returns where a subtask keeps its LMDB environment; it outlives runs."""
+        return self.job_directory / f"subtask-{subtask}-{self.plan.parallelism}"
+
+    def spool_directory(self, subtask: int) -> Path:
+        """Returns where the executor keeps a subtask's segments, see `Spool`."""
+        return self.directory / "spool" / str(subtask)
+
+    def begin(self, batch: BatchRef) -> BatchStart:
+        """Returns the batch's start: one transaction per executor, then a file."""
+        cached = self.directory / f"begun-{batch.query_id}-{batch.batch_id}"
+        with self.lock("begin"):
+            if cached.exists():
+                return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
+            start = run_transaction(
+                self.plan.metastore_url,
+                lambda connection: begin_batch(connection, batch, with_lists=self.plan.has_lists),
+                timeout_ms=self.plan.settings.metastore_timeout_ms,
+                what=f"begin batch {batch.batch_id} of job {batch.job}",
+            )
+            self._tidy(start)
+            write_whole(cached, msgspec.msgpack.encode(start))
+        return start
+
+    @property
+    def owned(self) -> DirectoryHandle:
+        """The directory in storage that this task manager owns."""
+        path = task_manager_directory(self.plan.job_id, self.tm_id)
+        return DirectoryHandle(path, Scope.TASK_MANAGER, tm_id=self.tm_id)
+
+    def is_claimed(self, handle: DirectoryHandle) -> bool:
+        """Tells whether this run has claimed a directory from here before."""
+        return self._claim_mark(handle).exists()
+
+    def remember_claim(self, handle: DirectoryHandle) -> None:
+        """Notes that this run has claimed a directory, so that it does so once."""
+        with fenced_if_removed(self.directory):
+            self._claim_mark(handle).touch()
+
+    def _claim_mark(self, handle: DirectoryHandle) -> Path:
+        return self.directory / f"claimed-{Path(handle.path).name}"
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Holds one of the executor's locks.
+
+        Raises:
+            FencedError: a newer run has removed this run's directory.
+        """
+        with fenced_if_removed(self.directory):
+            descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _tidy(self, start: BatchStart) -> None:
+        """Removes what no later batch reads: begun batches, requests, fenced runs' directories."""
+        for old in self.directory.glob("begun-*"):
+            old.unlink()
+        keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
+        for name in _OF_BATCHES:
+            for old in (self.directory / name).iterdir():
+                if int(old.name.split("-")[0]) not in keep:
+                    old.unlink(missing_ok=True)
+        for old in self.directory.parent.iterdir():
+            if int(old.name.split("-")[0]) < self.plan.epoch:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def fenced_if_removed(path: Path) -> Iterator[None]:
+    """Raises FencedError where a file's directory is gone: newer runs remove older ones'."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FencedError(
+            "this run's local directory is gone; a newer run removes it when it begins",
+            file=str(path),
+        ) from error
+
+
+def try_lock(file: Path, held: ExitStack) -> bool:
+    """Locks a file until `held` closes; returns False if another has it locked or it is gone."""
+    with ExitStack() as mine, suppress(FileNotFoundError, BlockingIOError):
+        descriptor = os.open(file, os.O_RDWR)
+        mine.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # not moved meanwhile
+            held.push(mine.pop_all())
+            return True
+    return False
+
+
+def wait_for_lock(file: Path) -> None:
+    """Returns once nobody has the file locked, or it is gone."""
+    with suppress(FileNotFoundError), file.open("rb+") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file so that other processes see all of it or none.
+
+    Raises:
+        FencedError: a newer run has removed the directory.
+    """
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    with fenced_if_removed(path):
+        draft.write_bytes(data)
+        draft.rename(path)

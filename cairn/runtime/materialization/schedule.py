@@ -1,0 +1,245 @@
+"""Materialization off the batch path: a process of its own, started by the task that finds it due.
+
+It is not the task's own process, because that would share Python's interpreter lock with the next
+batch. It belongs to the executor's process group, so it goes when the executor does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from sqlalchemy import Connection
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.materializations import Materialized, record_end, record_start
+from cairn.errors import (
+    CairnError,
+    FencedError,
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+)
+from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager, write_whole
+from cairn.runtime.materialization.write import FULL_FROM_SHARE, Drawn, materialize
+from cairn.settings import Settings
+from cairn.storage import open_store
+from metastore.enums import SegmentKind
+
+LIGHT_BYTES = 64 << 20
+"""What a restore may read on top of bases of any size: no reason to materialize before its time."""
+TIMES_AS_OFTEN = 10
+"""As the interval says, a subtask is materialized where more than `FULL_FROM_SHARE` is on top."""
+
+LEAST_PATIENCE_S = 60
+
+_KILLED = "it ended without saying why, as a killed process does"
+
+_log = logging.getLogger(__name__)
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a materializing process is told, on its standard input."""
+
+    plan: RunPlan
+    executor_root: str
+    batch: BatchRef
+    subtask: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How the materializations of a subtask went on this executor in this run."""
+
+    done_ms: int = 0
+    """The order's time of the last one that went well, even if there was nothing to write."""
+    failures: int = 0
+    """In a row, since then."""
+    error: str = ""
+    is_final: bool = False
+    """Whether the last failure was one that trying again cannot mend."""
+
+
+def is_due(clock: Clock, last_ms: int, *, subtask: int, parallelism: int, interval_ms: int) -> bool:
+    """Tells whether a tick of the subtask's own phase has passed since its last materialization.
+
+    Each subtask ticks once per interval, `1/parallelism` of it after the one before, so that
+    materializations stay spread over subtasks whatever restarts. `last_ms` is 0 before the first.
+    """
+    phase_ms = interval_ms * subtask // parallelism
+    last_ms = max(last_ms, clock.job_created_ms)
+    return (clock.now_ms - phase_ms) // interval_ms > (last_ms - phase_ms) // interval_ms
+
+
+def interval_ms(settings: Settings, weight: Weight) -> int:
+    """Returns how often a subtask is due: more often where a restore would read too much."""
+    most_bytes = max(LIGHT_BYTES, FULL_FROM_SHARE * weight.base_bytes)
+    times = TIMES_AS_OFTEN if weight.change_bytes > most_bytes else 1
+    return max(1, settings.materialize_interval_ms // times)
+
+
+def start_if_due(
+    manager: TaskManager, batch: BatchRef, clock: Clock, subtask: int, weight: Weight
+) -> None:
+    """Starts a process that materializes a subtask, if that is due and none does it already.
+
+    `weight` is that of its local state.
+
+    Raises:
+        StorageError: it has failed `cairn.changelog.max-failures-allowed` times in a row. A restart
+            counts from the start.
+        RefusedError: it has failed in a way that trying again cannot mend; so does every attempt
+            until a restart.
+    """
+    plan, settings = manager.plan, manager.plan.settings
+    is_due_since = partial(
+        is_due,
+        clock,
+        subtask=subtask,
+        parallelism=plan.parallelism,
+        interval_ms=interval_ms(settings, weight),
+    )
+    base_ms = clock.base_made_ms.get(plan.key_groups(subtask).start, 0)
+    if not settings.materialize_enabled or not is_due_since(base_ms):
+        return
+    lock = os.open(lock_file(manager, subtask), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        progress = _progress(manager, subtask)
+        if progress.is_final or progress.failures >= settings.materialize_max_failures:
+            if not progress.is_final:
+                _record(manager, subtask, Progress(progress.done_ms))
+            raise _failed(plan.job, subtask, progress)
+        if is_due_since(progress.done_ms):
+            # Counted before it starts, so that one that is killed, or cannot start, counts too.
+            failures = progress.failures + 1
+            _record(manager, subtask, Progress(progress.done_ms, failures, _KILLED))
+            order = Order(plan, manager.executor_root, batch, subtask, clock.now_ms)
+            _start(order, lock, is_patient=not progress.failures)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _failed(job: str, subtask: int, progress: Progress) -> CairnError:
+    text = (
+        f"subtask {subtask} could not be materialized (failures in a row: {progress.failures}), "
+        "so its changelog grows."
+    )
+    if progress.is_final:
+        return RefusedError(f"{text} Trying again cannot help: {progress.error}", job=job)
+    return StorageError(f"{text} The last time: {progress.error}", job=job)
+
+
+def lock_file(manager: TaskManager, subtask: int) -> Path:
+    """Returns the file whose lock a process holds that materializes the subtask."""
+    return manager.directory / f"materialize-{subtask}.lock"
+
+
+def _start(order: Order, lock: int, *, is_patient: bool) -> None:
+    """Starts the process; it inherits the lock, so there is no moment at which nobody holds it.
+
+    A patient one computes when nothing else wants a core, for half an interval at most: where cores
+    are always busy it would never end. The next one then insists on its share, as does any after
+    one that has failed.
+    """
+    half_s = order.plan.settings.materialize_interval_ms // 2000
+    patience_s = max(LEAST_PATIENCE_S, half_s) if is_patient else 0
+    _started[:] = [process for process in _started if process.poll() is None]
+    process = subprocess.Popen(  # noqa: S603 - the program is ours
+        [sys.executable, "-m", "cairn.runtime.materialization.process", str(patience_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        pass_fds=[lock],
+    )
+    _started.append(process)
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(msgspec.msgpack.encode(order))
+
+
+def _progress_file(manager: TaskManager, subtask: int) -> Path:
+    return manager.directory / f"materialize-{subtask}.json"
+
+
+def _progress(manager: TaskManager, subtask: int) -> Progress:
+    try:
+        data = _progress_file(manager, subtask).read_bytes()
+    except FileNotFoundError:
+        return Progress()
+    return msgspec.json.decode(data, type=Progress)
+
+
+def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
+    write_whole(_progress_file(manager, subtask), msgspec.json.encode(progress))
+
+
+def carry_out(order: Order, drawn: Drawn = iter) -> None:
+    """Materializes a subtask and records how it went, here and in the metastore."""
+    manager = TaskManager(order.plan, order.executor_root)
+    before, after = _progress(manager, order.subtask), Progress(order.now_ms)
+    made, error, materialization_id = None, None, uuid.uuid4()
+    try:
+        _in_metastore(
+            order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
+        )
+        local = open_local(manager.subtask_directory(order.subtask))
+        with local.read() as reader:
+            weighed = reader.weight()
+            store = open_store(order.plan.storage)
+            made = materialize(manager, store, order.batch, order.subtask, reader, drawn=drawn)
+        _weigh(local, weighed, made)
+    except FencedError as fenced:
+        _log.info("materialization of subtask %d stopped: %s", order.subtask, fenced)
+        return
+    except CairnError as failed:
+        _log.warning("materialization of subtask %d failed: %s", order.subtask, failed)
+        error = str(failed)
+        # What is not known to have been written is written again, to another file.
+        is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)
+        after = Progress(before.done_ms, before.failures, error, is_final)
+    _record(manager, order.subtask, after)
+    _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
+
+
+def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
+    """Records what is left for a restore to read, with what came since the snapshot."""
+    with local.write() as writer:
+        position, now = writer.reader.position(), writer.reader.weight()
+        since_bytes = now.change_bytes - before.change_bytes
+        if position is None or since_bytes < 0:
+            return  # restored meanwhile, so it is known anew
+        weight = Weight(before.base_bytes, since_bytes)
+        if made is not None and made.kind is SegmentKind.KEYED_INCREMENT:
+            weight = Weight(before.base_bytes, made.size_bytes + since_bytes)
+        elif made is not None:
+            weight = Weight(made.size_bytes, since_bytes)
+        writer.move_to(position, weight)
+
+
+def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
+    run_transaction(
+        order.plan.metastore_url,
+        work,
+        timeout_ms=order.plan.settings.metastore_timeout_ms,
+        what=f"record a materialization of subtask {order.subtask} of job {order.plan.job}",
+    )

@@ -1,0 +1,241 @@
+"""Materialization: what one subtask's changelog comes to, so that the changelog can go (FLIP-158).
+
+Taken from a snapshot of the subtask's local state, which is always that of a confirmed checkpoint,
+so it stays right whatever becomes of the batches that run meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import cairn.segments.format as segment_format
+from cairn.batch_ref import BatchRef
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.bases import Replay, install, replay_of
+from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.materializations import Materialized
+from cairn.errors import RefusedError
+from cairn.handles import SegmentHandle
+from cairn.keygroups import KeyGroupRange
+from cairn.layout import exclusive_file, shared_file
+from cairn.runtime.commit.file_merging import OpenFile, fill_files, is_full
+from cairn.runtime.commit.file_pool import Slot, shared_slot
+from cairn.runtime.commit.physical_files import FileWrite, write_files
+from cairn.runtime.commit.uploads import Target
+from cairn.runtime.executor.local_store import LocalReader
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.increment import net_changes, touched_by
+from cairn.segments.reader import read_segments
+from cairn.settings import Settings
+from cairn.state.view import PUT, Changes
+from cairn.storage.store import ObjectStore
+from metastore.enums import Scope, SegmentKind
+
+CHUNK_BYTES = 32 << 20
+"""About how much of the state one segment holds; a key group is never split."""
+FULL_FROM_SHARE = 0.25
+"""What may be on top of the bases before the next materialization, as a share of their bytes.
+
+An increment is written again with each materialization until it would be more, so this bounds both
+what a restore reads beyond the state itself and what an increment costs.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some key groups, and what replaces or changes their state, sorted by key."""
+
+    key_groups: KeyGroupRange
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A segment to write, and what it covers."""
+
+    key_groups: KeyGroupRange
+    entries: int
+    data: bytes
+    sha256: str
+
+
+Drawn = Callable[[Iterator[Encoded]], Iterator[Encoded]]
+"""Gives the same segments. They are computed where it draws them from the iterator."""
+
+
+def materialize(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    reader: LocalReader,
+    *,
+    full_from_share: float = FULL_FROM_SHARE,
+    drawn: Drawn = iter,
+) -> Materialized | None:
+    """Writes the subtask's state, or what has changed since its bases, and releases the changelog.
+
+    Returns what it wrote; None if nothing has changed. Local state that another run has moved on,
+    or of a history that the metastore has lost, is left alone.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+        StorageError, MetastoreError: it may be tried again; what was written has no handle.
+    """
+    plan, position = manager.plan, reader.position()
+    if position is None or position.checkpoint_id == 0 or position.epoch > plan.epoch:
+        return None
+    key_groups, as_of = plan.key_groups(subtask), position.checkpoint_id
+    replay = run_transaction(
+        plan.metastore_url,
+        lambda connection: replay_of(connection, plan.job_id, as_of, key_groups),
+        timeout_ms=plan.settings.metastore_timeout_ms,
+        what=f"find what subtask {subtask} of job {plan.job} would replay",
+    )
+    if replay.lineage != position.lineage or (replay.is_based and not replay.changes):
+        return None
+    replaced: Sequence[SegmentHandle] | None = None
+    if replay.is_based and replay.share <= full_from_share:
+        replaced = replay.changes
+        parts = _increment(reader, store, plan.job, replay, key_groups)
+    else:
+        parts = chunks(reader, key_groups, CHUNK_BYTES)
+    kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
+    encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
+    with ExitStack() as held:
+        slot = shared_slot(manager, subtask, held)
+        written = _write_all(manager, store, batch, subtask, kind, drawn(encoded), as_of, slot)
+        run_transaction(
+            plan.metastore_url,
+            lambda connection: install(connection, batch, subtask, written, replaced),
+            timeout_ms=plan.settings.metastore_timeout_ms,
+            what=f"install the materialization of subtask {subtask} of job {plan.job}",
+        )
+        _leave_open(slot, subtask, *written[-1], plan.settings)
+    return Materialized.of([handle for _, handle in written])
+
+
+def _increment(
+    reader: LocalReader, store: ObjectStore, job: str, replay: Replay, key_groups: KeyGroupRange
+) -> Iterator[Chunk]:
+    segments = read_segments(store, replay.changes, job=job, key_groups=key_groups)
+    touched = touched_by(changes for _, changes in segments)
+    changes = (net_changes(reader, touched.get(group, ())) for group in _each(key_groups))
+    yield from _chunked(key_groups, changes, CHUNK_BYTES)
+
+
+def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
+    """Yields the state in chunks that together cover all the key groups, empty ones too."""
+    changes = (_all_of(reader, KeyGroupRange(group, group + 1)) for group in _each(key_groups))
+    return _chunked(key_groups, changes, chunk_bytes)
+
+
+def _all_of(reader: LocalReader, key_groups: KeyGroupRange) -> Changes:
+    entries = sorted(reader.range(key_groups))
+    keys, values = map(list, zip(*entries, strict=True)) if entries else ([], [])
+    return Changes([PUT] * len(keys), keys, values)
+
+
+def _each(key_groups: KeyGroupRange) -> range:
+    return range(key_groups.start, key_groups.end)
+
+
+def _chunked(
+    key_groups: KeyGroupRange, by_key_group: Iterable[Changes], chunk_bytes: int
+) -> Iterator[Chunk]:
+    """Yields what replaces or changes each of the key groups, some of them at a time."""
+    start, chunk, size_bytes = key_groups.start, Changes([], [], []), 0
+    for end, changes in enumerate(by_key_group, start=start + 1):
+        chunk.ops.extend(changes.ops)
+        chunk.keys.extend(changes.keys)
+        chunk.values.extend(changes.values)
+        size_bytes += changes.size_bytes
+        if size_bytes >= chunk_bytes or end == key_groups.end:
+            yield Chunk(KeyGroupRange(start, end), chunk)
+            start, chunk, size_bytes = end, Changes([], [], []), 0
+
+
+def _encode(
+    plan: RunPlan, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
+) -> Encoded:
+    metadata = segment_format.segment_metadata(plan.job, as_of_checkpoint, subtask, kind)
+    data = segment_format.encode(chunk.changes, metadata=metadata)
+    checksum = hashlib.sha256(data).hexdigest()
+    return Encoded(chunk.key_groups, len(chunk.changes), data, checksum)
+
+
+def _write_all(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    kind: SegmentKind,
+    segments: Iterable[Encoded],
+    as_of_checkpoint: int,
+    slot: Slot | None,
+) -> list[tuple[WrittenFile, SegmentHandle]]:
+    """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
+    goes_on = slot.give_up() if slot is not None else None
+    written: list[tuple[WrittenFile, SegmentHandle]] = []
+    write = partial(_write, manager, store, batch, subtask, kind)
+    for file in fill_files(segments, lambda s: len(s.data), manager.plan.settings, goes_on):
+        try:
+            written += write(file, as_of_checkpoint, goes_on)
+        except RefusedError:
+            # Nothing of it has a handle. Cleanup may have deleted the file that was to go on, once
+            # another executor's bases replaced all that is in it.
+            if goes_on is None:
+                raise
+            written += write(file, as_of_checkpoint, None)
+        goes_on = None
+    return written
+
+
+def _leave_open(
+    slot: Slot | None, subtask: int, last: WrittenFile, handle: SegmentHandle, settings: Settings
+) -> None:
+    if slot is not None and not is_full(last.size_bytes, settings):
+        slot.keep(OpenFile(last.file_id, handle.path, last.size_bytes, frozenset({subtask})))
+
+
+def _write(
+    manager: TaskManager,
+    store: ObjectStore,
+    batch: BatchRef,
+    subtask: int,
+    kind: SegmentKind,
+    segments: Sequence[Encoded],
+    as_of_checkpoint: int,
+    goes_on: OpenFile | None,
+) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
+    """Writes one file, or the end of one; yields each of its segments with it."""
+    plan = manager.plan
+    directory = plan.shared_directory(subtask) if plan.settings.merging_enabled else None
+    path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
+    if directory is None:
+        path_of = partial(exclusive_file, plan.job_id, as_of_checkpoint, subtask)
+    target = Target(batch, Scope.SHARED, path_of, is_changelog=False)
+    write = FileWrite(target, lambda: [segment.data for segment in segments], goes_on)
+    [written] = write_files(manager, store, [write], claim=directory)
+    offset = goes_on.size_bytes if goes_on else 0
+    for segment in segments:
+        handle = SegmentHandle(
+            str(uuid.uuid4()),
+            kind,
+            written.path,
+            offset,
+            len(segment.data),
+            segment.sha256,
+            segment.key_groups,
+            segment.entries,
+            as_of_checkpoint,
+            as_of_checkpoint,
+        )
+        yield written.file, handle
+        offset += len(segment.data)

@@ -1,0 +1,114 @@
+"""One attempt of one Spark task at a batch: each of its subtasks in turn, then one group commit."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.begin import BatchStart
+from cairn.runtime.commit.changelog import AttemptRef, Changelog
+from cairn.runtime.commit.commit_files import Request, SubtaskPart
+from cairn.runtime.commit.group_commit import Running, ask, commit
+from cairn.runtime.executor.local_store import LocalReader
+from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.spool import SpooledSegment
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.schedule import start_if_due
+from cairn.runtime.processing.task_input import Input
+from cairn.state.view import Overlay
+from cairn.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """A subtask that has been done: its changes are in its log, its operator lists in the spool."""
+
+    log: Changelog
+    given: Input
+    restore_ms: int
+    lists: tuple[SpooledSegment, ...] = ()
+
+    def part(self) -> SubtaskPart:
+        """Returns what is to be acknowledged; waits for an early upload that is under way.
+
+        Raises:
+            CairnError: see `Changelog.persist`.
+        """
+        given = self.given
+        return SubtaskPart(
+            self.log.subtask,
+            given.rows,
+            given.late_rows,
+            given.max_event_ms,
+            self.restore_ms,
+            (*self.log.persist(after=self.log.start), *self.lists),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What all steps of an attempt need. `early` uploads parts while their batch goes on."""
+
+    manager: TaskManager
+    store: ObjectStore
+    batch: BatchRef
+    start: BatchStart
+    task_attempt: int
+    attempt_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    early: Executor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Marks the task as running while the context lasts; early uploads begin only in it."""
+        with Running(self.manager, self.start.checkpoint_id, self.attempt_id):
+            try:
+                yield
+            finally:
+                self.early.shutdown(wait=False, cancel_futures=True)
+
+    def run_subtask(
+        self, subtask: int, given: Input, work: Callable[[LocalReader, Changelog], Overlay]
+    ) -> Worked:
+        """Does one subtask: its parent's state, a materialization's start, the work, the spool.
+
+        `work` may append to the log what it takes from its overlay.
+        """
+        began = time.monotonic()
+        with parent_state(self.manager, self.store, subtask, self.start) as reader:
+            restore_ms = round((time.monotonic() - began) * 1000)
+            clock, weight = self.start.clock, reader.weight()
+            start_if_due(self.manager, self.batch, clock, subtask, weight)
+            log = self.open_log(subtask)
+            overlay = work(reader, log)
+        return self.spool(log, overlay, given, restore_ms)
+
+    def open_log(self, subtask: int) -> Changelog:
+        """Returns the log of a subtask whose local state is the parent's: what led there goes."""
+        checkpoint_id = self.start.checkpoint_id
+        attempt = AttemptRef(self.manager, self.store, self.batch, checkpoint_id, self.attempt_id)
+        log = Changelog(attempt, subtask, self.early)
+        log.truncate(before=log.last_appended())
+        return log
+
+    def spool(self, log: Changelog, overlay: Overlay, given: Input, restore_ms: int = 0) -> Worked:
+        """Writes the rest of a subtask's changes to the spool."""
+        log.append(overlay.changes())
+        log.last_appended()
+        return Worked(log, given, restore_ms)
+
+    def request(self, worked: Sequence[Worked]) -> Request:
+        """Returns the request to acknowledge the subtasks."""
+        # The newest first: its uploads wait the longest, and are taken back before they begin.
+        parts = tuple(one.part() for one in reversed(worked))
+        return Request(self.start.checkpoint_id, self.attempt_id, self.task_attempt, parts[::-1])
+
+    def commit(self, worked: Sequence[Worked]) -> None:
+        """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""
+        request = self.request(worked)
+        ask(self.manager, request)
+        commit(self.manager, self.store, self.batch, request)

@@ -1,0 +1,181 @@
+"""The stateful operator as Spark runs it: one task in a micro-batch, or in a batch query."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.begin import BatchStart
+from cairn.errors import BadInputError, RefusedError
+from cairn.keygroups import KeyGroupRange
+from cairn.runtime.commit.changelog import Changelog
+from cairn.runtime.executor.local_store import LocalReader
+from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.processing.operator_spec import Operator
+from cairn.runtime.processing.preemptive_persist import Pacing
+from cairn.runtime.processing.processor_run import Share, process
+from cairn.runtime.processing.spill import Output, SpillDirectory
+from cairn.runtime.processing.task_input import Intake, subtasks_by_key_group
+from cairn.runtime.task.attempt import Attempt, Worked
+from cairn.runtime.task.initial_rows import read_initial_rows, unpack
+from cairn.runtime.task.operator_lists import ParentLists, spool_lists
+from cairn.runtime.task.periodic_manifest import write_manifest_if_due
+from cairn.state.operator_lists import Lists
+from cairn.state.times import BatchTimes, TimeMode
+from cairn.state.view import NoState, Overlay
+from cairn.storage import open_store
+
+
+def run_task(
+    plan: RunPlan, operator: Operator, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Processes the rows of a task's subtasks in one micro-batch and yields the output.
+
+    Nothing is yielded before the subtasks' changes are durable and acknowledged, so whatever
+    downstream does with the output, the state of the batch is whole.
+    """
+    context = TaskContext.get()
+    if context is None:
+        raise RefusedError("the stateful operator runs in Spark tasks only", job=plan.job)
+    batch = _batch(plan, context)
+    manager = TaskManager(plan, os.environ["SPARK_LOCAL_DIRS"])
+    start = manager.begin(batch)
+    attempt = Attempt(manager, open_store(plan.storage), batch, start, context.taskAttemptId())
+    subtasks = plan.subtasks(context.partitionId())
+    memory_bytes = plan.settings.task_memory_bytes
+    with SpillDirectory() as spill:
+        intake = Intake(
+            operator,
+            subtasks_by_key_group(plan.parallelism, plan.settings.max_parallelism),
+            subtasks,
+            late_ms=_late_ms(operator, start),
+            spill=spill,
+            memory_bytes=memory_bytes,
+        )
+        output = Output(spill, memory_bytes)
+        with attempt.running():
+            intake.read(batches)
+            parents = ParentLists(attempt)
+            attempt.commit(
+                [_run_subtask(operator, attempt, s, intake, output, parents) for s in subtasks]
+            )
+        if plan.settings.manifest_interval and context.partitionId() == 0:
+            write_manifest_if_due(manager, attempt.store, start.parent)
+        yield from output.read()
+
+
+def _run_subtask(
+    operator: Operator,
+    attempt: Attempt,
+    subtask: int,
+    intake: Intake,
+    output: Output,
+    parents: ParentLists,
+) -> Worked:
+    lists = parents.of(subtask)
+    work = partial(_process, operator, attempt, subtask, intake, output, lists)
+    worked = attempt.run_subtask(subtask, intake.given(subtask), work)
+    return spool_lists(attempt, worked, lists)
+
+
+def _process(
+    operator: Operator,
+    attempt: Attempt,
+    subtask: int,
+    intake: Intake,
+    output: Output,
+    lists: Lists,
+    reader: LocalReader,
+    log: Changelog,
+) -> Overlay:
+    plan, start = attempt.manager.plan, attempt.start
+    first_rows = [rows for rows in plan.initial_rows if rows.subtask == subtask]
+    return process(
+        operator,
+        Share(plan.key_groups(subtask), plan.settings.max_parallelism),
+        reader,
+        _times(operator, start),
+        initial=read_initial_rows(attempt.store, plan.job, first_rows) if not start.parent else [],
+        rows=intake.parts(subtask),
+        emit=partial(_emit, operator, start.late_watermark_ms, output),
+        pacing=partial(Pacing, log=log, threshold_bytes=plan.settings.preemptive_persist_bytes),
+        lists=lists,
+    )
+
+
+def _emit(operator: Operator, late_ms: int, output: Output, batch: pa.RecordBatch) -> None:
+    """Adds output rows, none of which an operator downstream may drop as late.
+
+    Raises:
+        BadInputError: a row's event time is at or before the watermark.
+    """
+    if operator.emitted_time is not None:
+        micros = batch.column(operator.emitted_time).cast(pa.int64())
+        earliest = pc.min(micros).as_py()
+        if earliest is not None and earliest <= late_ms * 1000:
+            raise BadInputError(
+                f"the processor yielded a row with {operator.emitted_time} {earliest // 1000} ms, "
+                f"at or before the watermark of {late_ms} ms: operators downstream would drop it. "
+                "Yield event times after timerValues.getCurrentWatermarkInMs()",
+                job=operator.job,
+            )
+    output.add(batch)
+
+
+def run_batch_task(
+    operator: Operator, memory_bytes: int, now_ms: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Processes one partition of a batch DataFrame, all at once and from no state.
+
+    What state it makes lives in memory until the partition is done, and is gone then, as Spark's.
+    """
+    one_group = subtasks_by_key_group(1, 1)
+    times = BatchTimes()
+    if operator.time_mode is not TimeMode.NONE:
+        times = BatchTimes(operator.time_mode, now_ms, -1)
+    with SpillDirectory() as spill:
+        output = Output(spill, memory_bytes)
+        initial, rows = unpack(operator, batches, spill, memory_bytes)
+        intake = Intake(
+            operator, one_group, range(1), late_ms=None, spill=spill, memory_bytes=memory_bytes
+        )
+        intake.read(rows)
+        process(
+            operator,
+            Share(KeyGroupRange(0, 1), 1),
+            NoState(),
+            times,
+            initial=initial,
+            rows=intake.parts(0),
+            emit=output.add,
+        )
+        yield from output.read()
+
+
+def _batch(plan: RunPlan, context: TaskContext) -> BatchRef:
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    if query_id is None or batch_id is None:
+        raise RefusedError(
+            "the stateful operator runs in the micro-batches of a streaming query only",
+            job=plan.job,
+        )
+    return plan.batch(query_id, int(batch_id))
+
+
+def _times(operator: Operator, start: BatchStart) -> BatchTimes:
+    if operator.time_mode is TimeMode.NONE:
+        return BatchTimes()
+    return BatchTimes(operator.time_mode, start.processing_ms, start.watermark_ms)
+
+
+def _late_ms(operator: Operator, start: BatchStart) -> int | None:
+    is_event_time = operator.time_mode is TimeMode.EVENT_TIME
+    return start.late_watermark_ms if is_event_time else None

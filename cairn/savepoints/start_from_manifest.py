@@ -1,0 +1,154 @@
+"""Starting a new job from a manifest alone. The source is read, and stays as it is (NO_CLAIM)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.runs import job_has_state
+from cairn.catalog.savepoints.adopt import CopiedFile, adopt_checkpoint, intend_copy
+from cairn.errors import CorruptSegmentError, StorageError
+from cairn.handles import SegmentHandle
+from cairn.layout import task_manager_file
+from cairn.savepoints.manifest_files import Origin, read_manifest
+from cairn.storage import ObjectStore
+from cairn.storage.store import put_in_time
+from metastore.enums import Scope
+
+FILE_BYTES = 32 << 20
+"""About how much a file of copied segments holds; it is in memory once."""
+
+_READERS = 8
+
+Placed = tuple[int, SegmentHandle]
+"""A segment with its subtask."""
+
+
+def find_origin(url: str, job: str, restore_from: str, *, timeout_ms: int) -> Origin | None:
+    """Returns the manifest to restore a job from; None if the job has state of its own.
+
+    The manifest of a job that has state is not read: its source may be gone.
+
+    Raises:
+        see `cairn.savepoints.manifest_files.read_manifest`.
+    """
+    has_state = run_transaction(
+        url,
+        lambda connection: job_has_state(connection, job),
+        timeout_ms=timeout_ms,
+        what=f"find out whether job {job} has state",
+    )
+    return None if has_state else read_manifest(restore_from)
+
+
+def restore(
+    url: str,
+    origin: Origin,
+    target: ObjectStore,
+    *,
+    job: str,
+    job_id: str,
+    epoch: int,
+    timeout_ms: int,
+) -> None:
+    """Copies a manifest's state into a job that has none, and makes it what the job starts from.
+
+    Killed at any point, the job has no state, and building its plan again restores it; the files
+    of the first try go once a run has begun.
+
+    Raises:
+        CorruptSegmentError: bytes are not those that the manifest names.
+        StorageError, MetastoreError: a segment cannot be read, or a copy not be written.
+        RefusedError: the job has begun meanwhile.
+    """
+    copied = []
+    for segments in _packed(origin.manifest.handles()):
+        parts = _read_all(origin, segments)
+        file_id = str(uuid.uuid4())
+        path = task_manager_file(job_id, f"{epoch}-restored", file_id)
+        began_s = time.monotonic()
+        run_transaction(
+            url,
+            partial(
+                intend_copy,
+                job_id=job_id,
+                epoch=epoch,
+                file_id=file_id,
+                path=path,
+                scope=Scope.TASK_MANAGER,
+            ),
+            timeout_ms=timeout_ms,
+            what=f"record the write of {path}",
+        )
+        put_in_time(target, path, parts, began_s)
+        copied.append(_copied(segments, file_id, path))
+    run_transaction(
+        url,
+        lambda connection: adopt_checkpoint(
+            connection, job, job_id, epoch, origin.manifest, copied
+        ),
+        timeout_ms=timeout_ms,
+        what=f"restore job {job} from {origin.url}",
+    )
+
+
+def _packed(segments: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Yields the segments in groups of about `FILE_BYTES`, in order of their place in storage."""
+    group: list[Placed] = []
+    size_bytes = 0
+    for placed in sorted(segments, key=lambda placed: (placed[1].path, placed[1].offset)):
+        group.append(placed)
+        size_bytes += placed[1].size_bytes
+        if size_bytes >= FILE_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+def _read_all(origin: Origin, segments: Sequence[Placed]) -> list[bytes]:
+    with ThreadPoolExecutor(_READERS) as readers:
+        return list(readers.map(lambda placed: _read(origin, placed[1]), segments))
+
+
+def _copied(segments: Sequence[Placed], file_id: str, path: str) -> CopiedFile:
+    """Returns a file that holds the segments one after the other, under ids of their own."""
+    placed, offset = [], 0
+    for subtask, handle in segments:
+        copy = dataclasses.replace(handle, segment_id=str(uuid.uuid4()), path=path, offset=offset)
+        placed.append((subtask, copy))
+        offset += handle.size_bytes
+    return CopiedFile(WrittenFile(file_id, offset), tuple(placed))
+
+
+def _read(origin: Origin, handle: SegmentHandle) -> bytes:
+    job, checkpoint = origin.manifest.job, origin.manifest.checkpoint_id
+    try:
+        data = origin.store.get(handle.path, handle.offset, handle.size_bytes)
+    except StorageError as error:
+        raise StorageError(
+            f"segment {handle.segment_id} of {origin.url} cannot be copied: {error.message}. If a "
+            "cleanup took it, restore a savepoint or a pinned checkpoint, which cleanups keep",
+            job=job,
+            checkpoint=checkpoint,
+            file=handle.path,
+            offset=handle.offset,
+        ) from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != handle.sha256:
+        raise CorruptSegmentError(
+            f"segment {handle.segment_id} of {origin.url} is not what was written: its SHA-256 is "
+            f"{found}. Put back the file's original bytes, or restore another checkpoint",
+            job=job,
+            checkpoint=checkpoint,
+            file=handle.path,
+            offset=handle.offset,
+        )
+    return data

@@ -1,0 +1,122 @@
+"""Pinning checkpoints and writing their manifests: intent, one object, seal."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from sqlalchemy import Connection
+
+from cairn.catalog.engine import run_transaction
+from cairn.catalog.savepoints.manifest_rows import IntendedManifest, intend_manifest, seal_manifest
+from cairn.catalog.savepoints.pins import Pinned, pin_checkpoint
+from cairn.errors import RefusedError
+from cairn.manifest import decode, encode
+from cairn.storage import ObjectStore, open_store
+from cairn.storage.store import put_in_time
+from metastore.enums import PinKind
+
+
+def pin(
+    url: str,
+    job_name: str,
+    checkpoint_id: int | None,
+    *,
+    kind: PinKind,
+    name: str | None = None,
+    dry_run: bool = False,
+    timeout_ms: int = 60_000,
+) -> Pinned:
+    """Pins a confirmed checkpoint, the newest without an id, and writes its manifest.
+
+    Killed in between, the checkpoint is pinned; the same call then writes the manifest. A dry run
+    tells what would be pinned.
+
+    Raises:
+        BadInputError: there is no such job.
+        RefusedError: the checkpoint is not CONFIRMED; or see `write_manifest`.
+        StoreFailedError: the metastore or the storage failed; call again.
+    """
+    pin_id = uuid.uuid4()
+
+    def work(connection: Connection) -> tuple[Pinned, IntendedManifest | None]:
+        pinned = pin_checkpoint(
+            connection,
+            job_name,
+            checkpoint_id,
+            pin_id=pin_id,
+            kind=kind,
+            name=name,
+            dry_run=dry_run,
+        )
+        if dry_run:
+            return pinned, None
+        return pinned, intend_manifest(connection, pinned.job_id, pinned.checkpoint_id)
+
+    what = f"pinning a checkpoint of job {job_name}"
+    began_s = time.monotonic()
+    pinned, intended = run_transaction(url, work, timeout_ms=timeout_ms, what=what)
+    if intended is not None:
+        _write(url, open_store(pinned.storage), intended, began_s, timeout_ms)
+    return pinned
+
+
+def write_manifest(
+    url: str,
+    store: ObjectStore,
+    job_id: str,
+    checkpoint_id: int,
+    *,
+    epoch: int,
+    timeout_ms: int = 60_000,
+) -> None:
+    """Writes a confirmed checkpoint's manifest on behalf of a run; one that is there stays.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+        RefusedError: the checkpoint is not CONFIRMED, another object has the manifest's path, or
+            a write of it was given up.
+        StoreFailedError: the metastore or the storage failed; call again.
+    """
+    began_s = time.monotonic()
+    intended = run_transaction(
+        url,
+        lambda connection: intend_manifest(connection, job_id, checkpoint_id, epoch=epoch),
+        timeout_ms=timeout_ms,
+        what=f"recording the write of checkpoint {checkpoint_id}'s manifest",
+    )
+    _write(url, store, intended, began_s, timeout_ms)
+
+
+def _write(
+    url: str, store: ObjectStore, intended: IntendedManifest, began_s: float, timeout_ms: int
+) -> None:
+    if intended.is_written:
+        return
+    data = _put(store, intended, began_s)
+    run_transaction(
+        url,
+        lambda connection: seal_manifest(connection, intended, data),
+        timeout_ms=timeout_ms,
+        what=f"recording the manifest {intended.path}",
+    )
+
+
+def _put(store: ObjectStore, intended: IntendedManifest, began_s: float) -> bytes:
+    """Returns the bytes that the manifest's object has: these, or those of an earlier try."""
+    data = encode(intended.manifest)
+    try:
+        put_in_time(store, intended.path, [data], began_s)
+    except RefusedError as error:
+        found = store.get(intended.path)
+        earlier = decode(found, file=intended.path)
+        if not earlier.is_same_checkpoint(intended.manifest):
+            raise RefusedError(
+                "the manifest's object is there already, and is of another checkpoint: two "
+                "metastores use this storage for one job. Use the one that the job ran with",
+                job=intended.manifest.job,
+                checkpoint=intended.manifest.checkpoint_id,
+                file=intended.path,
+            ) from error
+        return found
+    return data

@@ -1,0 +1,121 @@
+"""The words that columns hold: states of rows, and what segments, files and pins are for.
+
+Only standard library: plain values of `cairn` use these words too. Triggers refuse changes of
+state that are not drawn here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CheckpointStatus(StrEnum):
+    """IN_PROGRESS → COMPLETED → CONFIRMED → SUBSUMED; IN_PROGRESS, COMPLETED → ABORTED."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    """Some subtasks have not acknowledged."""
+    COMPLETED = "COMPLETED"
+    """All subtasks have; Spark may still replay the batch."""
+    CONFIRMED = "CONFIRMED"
+    """Spark has committed the batch, which the start of the next one proves."""
+    SUBSUMED = "SUBSUMED"
+    """Older than every retained checkpoint."""
+    ABORTED = "ABORTED"
+    """A newer run took its batch again."""
+
+
+class FileStatus(StrEnum):
+    """WRITING → SEALED → CONDEMNED → DELETED; WRITING → CONDEMNED."""
+
+    WRITING = "WRITING"
+    """The write intent, committed before the first byte."""
+    SEALED = "SEALED"
+    """Whole and durable up to its size, which may grow."""
+    CONDEMNED = "CONDEMNED"
+    """Holds nothing that any checkpoint needs; to be deleted."""
+    DELETED = "DELETED"
+
+
+class DirectoryStatus(StrEnum):
+    """CLAIMED → UNCLAIMED → DELETED; UNCLAIMED, DELETED → CLAIMED."""
+
+    CLAIMED = "CLAIMED"
+    """A run writes to it, or one that restarts may."""
+    UNCLAIMED = "UNCLAIMED"
+    """No run does any more; goes once its files have."""
+    DELETED = "DELETED"
+
+
+class SegmentStatus(StrEnum):
+    """LIVE → DEAD."""
+
+    LIVE = "LIVE"
+    """Some retained or future checkpoint needs it."""
+    DEAD = "DEAD"
+
+
+class MaintenanceStatus(StrEnum):
+    """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
+
+    PLANNED = "PLANNED"
+    APPLIED = "APPLIED"
+    FAILED = "FAILED"
+
+
+class StateKind(StrEnum):
+    """The kinds of state variable: three by key, and lists of a subtask."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+    OPERATOR_LIST = "operator_list"
+    """At another parallelism, its elements are split among the new subtasks."""
+    OPERATOR_UNION = "operator_union"
+    """After a restart, every subtask has the elements of all."""
+
+
+class SegmentKind(StrEnum):
+    """What a segment holds."""
+
+    CHANGELOG = "changelog"
+    """The changes that one subtask made in one checkpoint."""
+    KEYED_FULL = "keyed_full"
+    """The whole keyed state of some key groups as of one checkpoint (a materialization)."""
+    KEYED_INCREMENT = "keyed_increment"
+    """What of it has changed since the bases, as of one checkpoint."""
+    OPERATOR = "operator"
+    """All operator lists of one subtask as of one checkpoint: state that belongs to no key."""
+    CHANNEL = "channel"
+    """Rows that a subtask has taken in and not processed in one checkpoint."""
+    MANIFEST = "manifest"
+    """All handles of one checkpoint (`cairn.manifest`): no state, so no restore reads it."""
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether a segment is part of exactly one checkpoint (scope EXCLUSIVE, FLINK-10930)."""
+        return self in (SegmentKind.OPERATOR, SegmentKind.CHANNEL, SegmentKind.MANIFEST)
+
+
+KEYED = (SegmentKind.CHANGELOG, SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT)
+"""What keyed state is replayed from; the others are never part of it."""
+
+OF_AN_ATTEMPT = (SegmentKind.CHANGELOG, SegmentKind.OPERATOR, SegmentKind.CHANNEL)
+"""What an attempt at a batch writes, which goes when another attempt or run takes its place."""
+
+
+class Scope(StrEnum):
+    """Who shares a physical file (FLIP-306 4.1); how long is up to its segments' kinds."""
+
+    SHARED = "shared"
+    """Merged within one subtask; may serve many checkpoints."""
+    TASK_MANAGER = "taskmanager"
+    """Merged across the subtasks of one executor."""
+
+
+class PinKind(StrEnum):
+    """Why a checkpoint stays beyond those that are retained."""
+
+    PIN = "pin"
+    """Somebody reads it or goes back to it."""
+    SAVEPOINT = "savepoint"
+    """Another job may be started from its manifest."""

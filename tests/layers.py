@@ -1,0 +1,51 @@
+"""Who may import whom, lowest first: ARCHITECTURE.md and the tests of imports read this table."""
+
+from __future__ import annotations
+
+VALUES = {
+    "cairn.batch_ref",
+    "cairn.errors",
+    "cairn.handles",
+    "cairn.keygroups",
+    "cairn.layout",
+    "cairn.manifest",
+    "cairn.settings",
+}
+"""Plain values without I/O. The words that columns of the metastore hold are plain values, too."""
+_BASICS = VALUES | {"metastore.enums"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "metastore": {"metastore.enums"},
+    "metastore.enums": set(),
+    **dict.fromkeys(VALUES, _BASICS),
+    "cairn.storage": _BASICS,
+    "cairn.state": _BASICS,
+    "cairn.segments": _BASICS | {"cairn.storage", "cairn.state"},
+    "cairn.catalog": _BASICS | {"cairn.state", "metastore"},
+    "cairn.savepoints": _BASICS | {"cairn.storage", "cairn.catalog"},
+    "cairn.runtime": _BASICS
+    | {"cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "cairn.savepoints"},
+    "cairn.maintenance": _BASICS | {"cairn.storage", "cairn.catalog"},
+    "cairn": {"cairn.runtime"},
+    "cairn.cli": _BASICS
+    | {"cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}
+    | {"cairn.maintenance", "cairn.savepoints"},
+    "cairn.airflow_ext": _BASICS | {"cairn.catalog", "cairn.maintenance"},
+    "spark_jobs": _BASICS | {"cairn"},
+    "dags": {"cairn.airflow_ext"},
+    "plugins": {"cairn.airflow_ext"},
+    "demo": _BASICS
+    | {"cairn", "cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}
+    | {"cairn.airflow_ext", "spark_jobs"},
+}
+"""What a package may import besides itself. `cairn` alone is `cairn/__init__.py`, the front."""
+
+RUNTIME: dict[str, set[str]] = {
+    "executor": set(),
+    "processing": set(),
+    "commit": {"executor"},
+    "materialization": {"executor", "commit"},
+    "task": {"executor", "processing", "commit", "materialization"},
+    "driver": {"executor", "processing", "commit", "materialization", "task"},
+}
+"""What a folder of `cairn/runtime` may import of the others."""
