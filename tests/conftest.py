@@ -103,7 +103,7 @@ def _administer(url: str) -> Connection:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from tests.runtime.streams import new_session  # Spark is for the tests that ask for it
+    from tests.streams.streams import new_session  # Spark is for the tests that ask for it
 
     session = new_session("local[2,2]")
     yield session

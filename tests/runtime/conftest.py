@@ -1,4 +1,4 @@
-"""Settings for a stream, executors that upload, and a gate to hold them at."""
+"""Executors that upload, and a gate to hold them at."""
 
 from __future__ import annotations
 
@@ -9,26 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slow_s3 import SlowS3
-from tests.runtime.streams import Settings, write_source
-from tests.runtime.uploading import Uploading, maker
-
-
-@pytest.fixture
-def stream(tmp_path: Path, metastore_url: str, tmp_storage: str) -> Callable[..., Settings]:
-    """Makes the settings of a stream over so many files, in directories of the test's own."""
-
-    def make(files: int, **changes: object) -> Settings:
-        facts: dict[str, object] = {
-            "source": str(write_source(tmp_path / "source", files)),
-            "storage": tmp_storage,
-            "metastore": metastore_url,
-            "spark_checkpoint": str(tmp_path / "spark-checkpoint"),
-            "local_dir": str(tmp_path / "local"),
-            **changes,
-        }
-        return Settings(**facts)  # type: ignore[arg-type]
-
-    return make
+from tests.runtime.commit.uploading import Uploading, maker
 
 
 @pytest.fixture

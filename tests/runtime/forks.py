@@ -15,6 +15,6 @@ FORKS.set_forkserver_preload(
         "pytest",  # every child imports the main module again
         "tests.runtime.killed_at_a_step",
         "tests.runtime.one_task",
-        "tests.runtime.one_upload",
+        "tests.runtime.commit.one_upload",
     ]
 )

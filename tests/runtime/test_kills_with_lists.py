@@ -8,7 +8,7 @@ from typing import Any
 
 from cairn.maintenance.cleanup import cleanup_job
 from tests.runtime.file_rows import rows
-from tests.runtime.list_stream import BOTH, commit_with_lists, noted, stored_lists
+from tests.runtime.task.list_stream import BOTH, commit_with_lists, noted, stored_lists
 from tests.runtime.tasks import facts_of, new_run
 from tests.runtime.test_kills_at_every_step import Query
 

@@ -16,9 +16,9 @@ from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.schedule import Order, carry_out
 from cairn.storage.posix import PosixStore
 from tests.metastore.metric_values import histogram, metric
+from tests.runtime.commit.one_upload import FaultyStore, fails
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.merging_stream import SUBTASKS, Stream
-from tests.runtime.one_upload import FaultyStore, fails
 from tests.runtime.tasks import QUERY
 
 LOST = StorageError("the connection was lost")

@@ -18,7 +18,14 @@ from cairn.savepoints.rebuild import rebuild
 from cairn.savepoints.start_from_manifest import restore
 from cairn.state.operator_lists import Lists
 from metastore.enums import SegmentKind
-from tests.runtime.list_stream import BOTH, SPLIT_ID, UNION_ID, Subtasks, stored_lists, together
+from tests.runtime.task.list_stream import (
+    BOTH,
+    SPLIT_ID,
+    UNION_ID,
+    Subtasks,
+    stored_lists,
+    together,
+)
 from tests.runtime.tasks import remember, remembered
 from tests.savepoints.jobs import Query
 from tests.savepoints.test_manifest_format import MANIFEST, SEGMENT

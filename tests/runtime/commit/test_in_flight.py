@@ -13,16 +13,16 @@ import pytest
 
 from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
-from tests.runtime.forks import FORKS
-from tests.runtime.one_upload import fails, hold, no_fault, waits
-from tests.runtime.tasks import facts_of
-from tests.runtime.uploading import (
+from tests.runtime.commit.one_upload import fails, hold, no_fault, waits
+from tests.runtime.commit.uploading import (
     EXECUTOR,
     LOST,
     Uploading,
     faulty,
     until,
 )
+from tests.runtime.forks import FORKS
+from tests.runtime.tasks import facts_of
 
 
 @contextmanager

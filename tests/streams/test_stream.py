@@ -18,7 +18,7 @@ from cairn.errors import BadInputError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
 from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
-from tests.runtime.streams import (
+from tests.streams.streams import (
     Remember,
     Settings,
     WrongType,

@@ -19,7 +19,7 @@ from cairn.runtime.processing.task_input import Part
 from cairn.state.entries import split
 from cairn.state.handle import StateDeclaration
 from cairn.state.times import BatchTimes, TimeMode
-from tests.runtime.operators import MAX_PARALLELISM, Committed, batch_of, operator_of
+from tests.runtime.processing.operators import MAX_PARALLELISM, Committed, batch_of, operator_of
 
 N = StructType().add("n", "long").jsonValue()
 TTL_MS = 100

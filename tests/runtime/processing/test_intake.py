@@ -24,7 +24,7 @@ from cairn.runtime.processing.spill import Output, SpillDirectory
 from cairn.runtime.processing.task_input import Part
 from cairn.state.times import BatchTimes
 from cairn.state.view import NoState
-from tests.runtime.operators import (
+from tests.runtime.processing.operators import (
     AT,
     MAX_PARALLELISM,
     ROWS,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.runtime.big import Weighing
-from tests.runtime.streams import OUTPUT, Settings, newest_state, start
+from tests.streams.big import Weighing
+from tests.streams.streams import OUTPUT, Settings, newest_state, start
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from cairn.cli.inspect import entries, find_content
 from cairn.layout import manifest_file
 from cairn.savepoints.write_manifest import pin
 from metastore.enums import PinKind
-from tests.runtime.listing import Noting
-from tests.runtime.streams import OUTPUT, Settings, remembered, rows_of, start, write_source
+from tests.streams.listing import Noting
+from tests.streams.streams import OUTPUT, Settings, remembered, rows_of, start, write_source
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from cairn.layout import manifest_file
 from cairn.savepoints.rebuild import rebuild
 from cairn.savepoints.write_manifest import pin
 from metastore.enums import PinKind
-from tests.runtime import timed_streams
-from tests.runtime.streams import (
+from tests.streams import timed_streams
+from tests.streams.streams import (
     OUTPUT,
     Remember,
     Settings,
@@ -30,7 +30,7 @@ from tests.runtime.streams import (
     start,
     write_source,
 )
-from tests.runtime.timed_streams import EVENTS, Expected, stream_of, times_of_batches
+from tests.streams.timed_streams import EVENTS, Expected, stream_of, times_of_batches
 
 pytestmark = pytest.mark.slow
 

@@ -20,16 +20,22 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.upload_policy import LEAST_OBSERVED
 from cairn.storage import open_store
 from cairn.storage.store import LONGEST_HOLD_S, LONGEST_WRITE_S, put_in_time
-from tests.runtime.forks import FORKS
-from tests.runtime.one_upload import FaultyStore, die_in_second_request, fails, no_fault, waits
-from tests.runtime.tasks import QUERY, Task, facts_of, read_back, remember, remembered
-from tests.runtime.uploading import (
+from tests.runtime.commit.one_upload import (
+    FaultyStore,
+    die_in_second_request,
+    fails,
+    no_fault,
+    waits,
+)
+from tests.runtime.commit.uploading import (
     EXECUTOR,
     LOST,
     Uploading,
     faulty,
     until,
 )
+from tests.runtime.forks import FORKS
+from tests.runtime.tasks import QUERY, Task, facts_of, read_back, remember, remembered
 
 SIGNATURE_MIN = 15
 """S3 takes a signed request no later than this after its time."""

@@ -24,8 +24,8 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
 from cairn.storage import open_store
 from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
-from tests.runtime import timed_streams
-from tests.runtime.streams import (
+from tests.streams import timed_streams
+from tests.streams.streams import (
     ROOT,
     Settings,
     dump,
@@ -34,7 +34,7 @@ from tests.runtime.streams import (
     read_state,
     retained,
 )
-from tests.runtime.timed_streams import (
+from tests.streams.timed_streams import (
     CLOCK,
     EVENTS,
     Expected,
@@ -51,7 +51,7 @@ FILES = 45
 
 @contextmanager
 def running(
-    settings: Settings, log: Path, program: str = "tests.runtime.streams"
+    settings: Settings, log: Path, program: str = "tests.streams.streams"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The stream as a process group of its own; nothing of it is left afterwards."""
     forget_files_without_a_batch(settings)
@@ -258,7 +258,7 @@ def test_timers_ttl_and_watermark_survive_kills_of_driver_and_workers(
         source=timed_streams.write_source(tmp_path / "timed", files),
     )
     log, chance, url = tmp_path / "log", random.Random(), settings.metastore
-    program = "tests.runtime.timed_streams"
+    program = "tests.streams.timed_streams"
     for _ in range(3):
         with running(settings, log, program) as process:
             before = begun(url)

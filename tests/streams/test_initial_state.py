@@ -13,8 +13,8 @@ from cairn.catalog.engine import open_engine
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
 from metastore.models import PhysicalFile
-from tests.runtime.declaring import Seeded
-from tests.runtime.streams import (
+from tests.streams.declaring import Seeded
+from tests.streams.streams import (
     KEYS,
     OUTPUT,
     Settings,

@@ -30,8 +30,8 @@ from cairn.runtime.executor.local_store import open_local
 from cairn.runtime.materialization.write import materialize
 from cairn.storage.posix import PosixStore
 from metastore.enums import SegmentKind
+from tests.runtime.commit.logs import Query
 from tests.runtime.file_rows import objects, rows
-from tests.runtime.logs import Query
 from tests.runtime.tasks import QUERY, new_run
 
 CHANGELOG, BASE = SegmentKind.CHANGELOG, SegmentKind.KEYED_FULL

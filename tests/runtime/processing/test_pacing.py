@@ -22,7 +22,7 @@ from cairn.runtime.processing.task_input import Part
 from cairn.state.handle import StateDeclaration
 from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.view import Changes, NoState, Overlay
-from tests.runtime.operators import MAX_PARALLELISM, Committed, batch_of, operator_of
+from tests.runtime.processing.operators import MAX_PARALLELISM, Committed, batch_of, operator_of
 
 THRESHOLD_BYTES = 10_000
 

@@ -24,8 +24,8 @@ from cairn.runtime.materialization.process import drawn_in
 from cairn.runtime.materialization.schedule import Order, carry_out
 from cairn.segments.format import encode
 from cairn.segments.reader import read_segments
-from tests.runtime.streams import ROOT
 from tests.runtime.tasks import QUERY, Task, new_run, remember, remember_big
+from tests.streams.streams import ROOT
 
 COMPUTING = (read_segments, net_changes, encode, LocalReader.range)
 LOCKING = (run_transaction, LocalStore.write)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from cairn.errors import BadInputError
 from cairn.runtime.driver.grouped import GroupedData
-from tests.runtime.streams import OUTPUT, Remember, Settings
+from tests.streams.streams import OUTPUT, Remember, Settings
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from cairn.runtime.executor.run_context import RunPlan
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage import ObjectStore
 from metastore.enums import Scope
-from tests.runtime.one_upload import FaultyStore
+from tests.runtime.commit.one_upload import FaultyStore
 from tests.runtime.tasks import QUERY, new_run
 
 EXECUTOR = "executor"

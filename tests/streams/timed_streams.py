@@ -31,7 +31,7 @@ from sqlalchemy import select
 from cairn.catalog.engine import open_engine
 from metastore.enums import CheckpointStatus
 from metastore.models import Checkpoint, Job, SubtaskAck
-from tests.runtime.streams import OUTPUT, Settings, State, new_session, start
+from tests.streams.streams import OUTPUT, Settings, State, new_session, start
 
 EVENTS, CLOCK, FRAMES = "events", "clock", "frames"
 KEYS = 12
@@ -247,7 +247,7 @@ class Expected:
     """What the streams should have done after some files.
 
     Attributes:
-        state: the state of the stream, as `tests.runtime.streams.read_state` reads it.
+        state: the state of the stream, as `tests.streams.streams.read_state` reads it.
         late: how many rows were late by batch.
         watermarks: the watermark of each batch.
     """

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.runtime.declaring import OLD, Declares
-from tests.runtime.streams import Settings, newest_state, rows, start
+from tests.streams.declaring import OLD, Declares
+from tests.streams.streams import Settings, newest_state, rows, start
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from cairn.runtime.commit.upload_policy import (
     size_class,
 )
 from cairn.settings import Settings
-from tests.runtime.simulated_store import (
+from tests.runtime.commit.simulated_store import (
     FLIP_158,
     SIZE_BYTES,
     Latency,

@@ -24,6 +24,7 @@ from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization import schedule as materializer
 from cairn.runtime.materialization.schedule import Progress, lock_file, start_if_due
+from tests.runtime.commit.uploading import until
 from tests.runtime.tasks import (
     BIG,
     EVERYTHING,
@@ -36,7 +37,6 @@ from tests.runtime.tasks import (
     remember_big,
     remembered,
 )
-from tests.runtime.uploading import until
 
 LIGHT = Weight()
 DUE = Clock(now_ms=10_000_000, job_created_ms=0, base_made_ms={})

@@ -15,7 +15,8 @@ from cairn.savepoints.write_manifest import pin
 from cairn.state.operator_lists import Lists
 from metastore.enums import PinKind
 from tests.runtime.file_rows import files, objects, rows
-from tests.runtime.list_stream import (
+from tests.runtime.merging_stream import SUBTASKS, CountingStore
+from tests.runtime.task.list_stream import (
     BOTH,
     SPLIT,
     SPLIT_ID,
@@ -25,7 +26,6 @@ from tests.runtime.list_stream import (
     stored_lists,
     together,
 )
-from tests.runtime.merging_stream import SUBTASKS, CountingStore
 from tests.runtime.tasks import QUERY, on_host, run_together
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from cairn.errors import BadInputError, StorageError
 from cairn.runtime.commit.changelog import SequenceNumber, _by_key_group
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
+from tests.runtime.commit.logs import Query
+from tests.runtime.commit.one_upload import FaultyStore, fails, waits
+from tests.runtime.commit.uploading import until
 from tests.runtime.file_rows import objects, rows
-from tests.runtime.logs import Query
-from tests.runtime.one_upload import FaultyStore, fails, waits
-from tests.runtime.operators import Committed
+from tests.runtime.processing.operators import Committed
 from tests.runtime.tasks import new_run
-from tests.runtime.uploading import until
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from tests.runtime.streams import Settings, newest_state, retained, start
-from tests.runtime.timed_streams import (
+from tests.streams.streams import Settings, newest_state, retained, start
+from tests.streams.timed_streams import (
     CLOCK,
     EVENTS,
     WAIT_MS,

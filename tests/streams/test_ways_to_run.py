@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.streams import ROOT, Settings, dump, expected_state, newest_state
-from tests.runtime.timed_streams import (
+from tests.streams.streams import ROOT, Settings, dump, expected_state, newest_state
+from tests.streams.timed_streams import (
     CLOCK,
     EVENTS,
     FRAMES,
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 MakeStream = Callable[..., Settings]
 
 
-def run(settings: Settings, program: str = "tests.runtime.streams", **environment: str) -> None:
+def run(settings: Settings, program: str = "tests.streams.streams", **environment: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", program, dump(settings)],
         cwd=ROOT,
@@ -51,7 +51,7 @@ def test_event_time_ttl_initial_state_and_pandas_run_through_spark_connect(
         stream(0, master="connect:local[2]", job=f"{EVENTS} {CLOCK} {FRAMES}"),
         source=write_source(tmp_path / "timed", 5),
     )
-    run(settings, "tests.runtime.timed_streams")
+    run(settings, "tests.streams.timed_streams")
     url = settings.metastore
     assert newest_state(url, EVENTS) == Expected.of_events(5).state
     assert newest_state(url, FRAMES) == Expected.of_frames(5).state

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from cairn.catalog.engine import open_engine
-from tests.runtime.streams import Settings, expected_state, newest_state, remembered, start
+from tests.streams.streams import Settings, expected_state, newest_state, remembered, start
 
 pytestmark = pytest.mark.slow
 

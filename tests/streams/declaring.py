@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from tests.runtime.streams import Remember
+from tests.streams.streams import Remember
 
 OLD = "key string, old string"
 

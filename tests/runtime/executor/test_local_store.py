@@ -27,9 +27,9 @@ from cairn.state.entries import (
     split,
 )
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
-from tests.runtime.local_writer import COUNT
+from tests.runtime.executor.local_writer import COUNT
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 VALUE, LIST, MAP = 1, 2, 3
 
 # Around the 400 bytes of the longest prefix that is stored as it is and LMDB's limit of 511, with a
@@ -310,7 +310,7 @@ def test_an_environment_that_cannot_be_opened_says_what_to_do(tmp_path: Path) ->
 
 def start_writer(directory: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.runtime.local_writer", str(directory), *arguments],
+        [sys.executable, "-m", "tests.runtime.executor.local_writer", str(directory), *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
