@@ -47,7 +47,10 @@ def migrate(url: str) -> list[str]:
         config = alembic_config()
         config.attributes["connection"] = connection
         config.attributes["on_version_apply"] = note
-        command.upgrade(config, "head")
+        try:
+            command.upgrade(config, "head")
+        except PermissionError as error:  # of the revision that makes the roles
+            raise RefusedError(str(error)) from error
     return applied
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import text
 
-from cairn.errors import RefusedError
-
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -60,7 +58,7 @@ def upgrade() -> None:
         text("SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user")
     ):
         statements = "; ".join(f"CREATE ROLE {role} NOLOGIN" for role in missing)
-        raise RefusedError(
+        raise PermissionError(
             f"the roles {', '.join(missing)} are missing and this user may not create them: "
             f"have an administrator run `{statements}`, then migrate again"
         )
