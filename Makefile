@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore test lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore test mutants lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -35,6 +35,9 @@ setup: $(READY) ## Make .venv with every locked dependency
 test: $(READY) ## Check style and types, then run every test (PYTEST_ARGS=… to choose)
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+mutants: $(READY) ## Break the code on purpose and show which test notices (MUTANTS="part of a name")
+	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: $(READY) ## Check style and types only
 	@$(BIN)/ruff check --quiet

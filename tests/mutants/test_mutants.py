@@ -1,0 +1,19 @@
+"""The mutants fit the code and the tests as they are. `make mutants` tries them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants.mutant import ROOT, Mutant, mutants
+
+
+@pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_one_place_and_its_tests_exist(mutant: Mutant) -> None:
+    file = ROOT / mutant.file
+    assert mutant.applied(file.read_text()) != file.read_text()
+    assert mutant.node_ids()
+
+
+def test_mutants_have_names_of_their_own() -> None:
+    names = [mutant.name for mutant in mutants()]
+    assert len(set(names)) == len(names)
