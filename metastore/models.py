@@ -1,7 +1,7 @@
 """The metastore's tables. One row per fact, grain in each docstring; states are guarded by SQL.
 
-Tables carry no behaviour: transactions are in `cairn.catalog`, legal state transitions in the
-trigger that the migrations install.
+Tables carry no behaviour: transactions are in `cairn.catalog`, legal state transitions in
+`triggers/status.sql`.
 """
 
 from __future__ import annotations

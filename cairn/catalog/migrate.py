@@ -11,14 +11,21 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
-from psycopg2.errors import LockNotAvailable
+from psycopg2.errors import InsufficientPrivilege, LockNotAvailable
 from sqlalchemy import Connection, NullPool, create_engine, func, make_url, select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from cairn.catalog.embedded import masked
-from cairn.catalog.engine import connect_args, driver_url, open_engine, run_transaction
+from cairn.catalog.engine import (
+    connect_args,
+    driver_url,
+    guard_message,
+    open_engine,
+    run_transaction,
+)
 from cairn.errors import BadInputError, MetastoreError, RefusedError
+from metastore.definitions import install_definitions
 from metastore.models import SCHEMA
 
 _ADVISORY_LOCK = 0x636169726E
@@ -28,13 +35,14 @@ _STATEMENT_MS = 600_000
 
 
 def migrate(url: str) -> list[str]:
-    """Applies the revisions that are missing, each in its own transaction, and returns their ids.
+    """Applies the revisions that are missing, all in one transaction, and returns their ids.
 
-    Two processes never migrate at once: the later one waits and then finds nothing to do.
+    With them, triggers, views and roles become what their files say. Two processes never migrate
+    at once: the later one waits and then finds nothing to do.
 
     Raises:
-        RefusedError: the schema is newer than this Cairn, or a role is missing that this user may
-            not create.
+        RefusedError: the schema's revision is unknown, or this user may not make the schema or a
+            role that is missing.
         MetastoreError: Postgres cannot be reached, or a lock was not had in time.
     """
     applied: list[str] = []
@@ -42,15 +50,14 @@ def migrate(url: str) -> list[str]:
     def note(*, step: MigrationInfo, **_: object) -> None:
         applied.extend(step.up_revision_ids)
 
-    _refuse_newer(current_revision(url), url)
-    with _alone(url) as connection:
+    _refuse_unknown(current_revision(url), url)
+    with _alone(url) as connection, connection.begin():
         config = alembic_config()
         config.attributes["connection"] = connection
         config.attributes["on_version_apply"] = note
-        try:
-            command.upgrade(config, "head")
-        except PermissionError as error:  # of the revision that makes the roles
-            raise RefusedError(str(error)) from error
+        command.upgrade(config, "head")
+        if applied:
+            install_definitions(connection)
     return applied
 
 
@@ -76,7 +83,7 @@ def require_current(url: str, *, timeout_ms: int = 60_000) -> None:
         RefusedError: it is older, newer or not there; says which and what to do.
     """
     found = current_revision(url, timeout_ms=timeout_ms)
-    _refuse_newer(found, url)
+    _refuse_unknown(found, url)
     if found != head_revision():
         raise RefusedError(
             f"the metastore {masked(url)} is at revision {found or 'none'}, this Cairn needs "
@@ -118,7 +125,7 @@ def _alone(url: str) -> Iterator[Connection]:
     parsed = make_url(url)
     arguments = connect_args(parsed, _STATEMENT_MS)
     engine = create_engine(driver_url(parsed), poolclass=NullPool, connect_args=arguments)
-    with engine.connect() as connection, _lock_timeouts_explained(url):
+    with engine.connect() as connection, _errors_explained(url):
         _set_lock_timeout(connection, _WAIT_FOR_OTHERS_MS)
         connection.execute(select(func.pg_advisory_lock(_ADVISORY_LOCK)))
         _set_lock_timeout(connection, _TABLE_LOCK_MS)
@@ -133,15 +140,17 @@ def _set_lock_timeout(connection: Connection, timeout_ms: int) -> None:
 
 
 @contextmanager
-def _lock_timeouts_explained(url: str) -> Iterator[None]:
+def _errors_explained(url: str) -> Iterator[None]:
     try:
         yield
-    except OperationalError as error:
+    except DBAPIError as error:
         if isinstance(error.orig, LockNotAvailable):
             raise MetastoreError(
                 f"migrating {masked(url)}: a lock was not had in time; another migration or a "
                 "long transaction holds it. See pg_stat_activity, then run `cairn db migrate` again"
             ) from error
+        if isinstance(error.orig, InsufficientPrivilege):
+            raise RefusedError(f"migrating {masked(url)}: {guard_message(error)}") from error
         raise
 
 
@@ -150,10 +159,11 @@ def _revision_of(connection: Connection) -> str | None:
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
-def _refuse_newer(found: str | None, url: str) -> None:
+def _refuse_unknown(found: str | None, url: str) -> None:
     known = {s.revision for s in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     if found is not None and found not in known:
         raise RefusedError(
             f"the metastore {masked(url)} is at revision {found}, which this Cairn (up to "
-            f"{head_revision()}) does not know: upgrade Cairn"
+            f"{head_revision()}) does not know: upgrade Cairn, or use a new metastore if Cairn "
+            "was not released yet when this one was made"
         )

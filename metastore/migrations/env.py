@@ -18,7 +18,6 @@ context.configure(
     include_schemas=True,
     include_name=_in_our_schema,
     compare_server_default=True,
-    transaction_per_migration=True,
     on_version_apply=context.config.attributes.get("on_version_apply", ()),
 )
 with context.begin_transaction():

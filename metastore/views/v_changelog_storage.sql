@@ -7,6 +7,7 @@
 --   hedge_wins, failed_attempts, wait_ms (for the limits in flight), longest_request_ms,
 --   pool_wait_ms (for a file of a pool that blocks).
 -- Read by: people who ask why a batch took long, and what hedging costs and gains.
+CREATE OR REPLACE VIEW cairn.v_changelog_storage AS
 SELECT
     u.job_id,
     j.name AS job_name,
@@ -30,4 +31,8 @@ SELECT
     u.longest_request_ms,
     u.pool_wait_ms
 FROM cairn.upload_stats AS u
-JOIN cairn.jobs AS j ON j.job_id = u.job_id
+JOIN cairn.jobs AS j ON j.job_id = u.job_id;
+
+COMMENT ON VIEW cairn.v_changelog_storage IS
+    'One row per group commit that uploaded something: the values of the ChangelogStorage metrics of '
+    'Flink, and what Flink lacks.';

@@ -8,6 +8,7 @@
 --   confirmed_at, ended_at (subsumed or aborted), late_rows (dropped, part of input_rows),
 --   processing_time and watermark (what the batch's timers and TTL went by; 1970 where unused).
 -- Read by: `cairn checkpoints`, dashboards on checkpoint duration and size.
+CREATE OR REPLACE VIEW cairn.v_checkpoint_history AS
 SELECT
     c.job_id,
     j.name AS job_name,
@@ -52,4 +53,8 @@ LEFT JOIN (
         count(DISTINCT segments.file_id) AS new_files
     FROM cairn.segments
     GROUP BY segments.job_id, segments.first_checkpoint
-) AS s ON s.job_id = c.job_id AND s.first_checkpoint = c.checkpoint_id
+) AS s ON s.job_id = c.job_id AND s.first_checkpoint = c.checkpoint_id;
+
+COMMENT ON VIEW cairn.v_checkpoint_history IS
+    'One row per checkpoint: status, acks of parallelism, duration in ms, rows, the segments, bytes '
+    'and files that are new with it, and the processing time and watermark of the batch.';

@@ -4,6 +4,7 @@
 --   (not deleted), size_bytes (of those that are sealed) and live_bytes, claimed_at (by that run),
 --   unclaimed_at and deleted_at (null while it is claimed).
 -- Read by: `cairn directories`.
+CREATE OR REPLACE VIEW cairn.v_directories AS
 SELECT
     d.job_id,
     j.name AS job_name,
@@ -31,4 +32,8 @@ CROSS JOIN LATERAL (
     WHERE physical_files.job_id = d.job_id
       AND physical_files.status <> 'DELETED'
       AND starts_with(physical_files.path, d.path || '/')
-) AS f
+) AS f;
+
+COMMENT ON VIEW cairn.v_directories IS
+    'One row per directory of a job: whose it is, whether a run claims it, and the files that are not '
+    'deleted.';

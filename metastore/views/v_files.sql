@@ -4,6 +4,7 @@
 --   live_bytes; null when nothing is live), oldest_checkpoint and newest_checkpoint (of those not
 --   subsumed or aborted that need it), kept_because (in words), created_at, deleted_at.
 -- Read by: `cairn files`, and by people who ask why an object is still there.
+CREATE OR REPLACE VIEW cairn.v_files AS
 SELECT
     f.job_id,
     j.name AS job_name,
@@ -56,4 +57,8 @@ CROSS JOIN LATERAL (
         )
     WHERE segments.file_id = f.file_id
       AND segments.status = 'LIVE'
-) AS n
+) AS n;
+
+COMMENT ON VIEW cairn.v_files IS
+    'One row per physical file, deleted ones too: sizes in bytes, live share, and why it is kept in '
+    'words.';

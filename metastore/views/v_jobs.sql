@@ -3,6 +3,7 @@
 --   run registered), max_parallelism, num_retained, query_id (Spark's), checkpoints (COMPLETED or
 --   CONFIRMED), last_checkpoint and last_completed_at (of the newest of these), created_at.
 -- Read by: `cairn jobs`, and by people who look for a job's name.
+CREATE OR REPLACE VIEW cairn.v_jobs AS
 SELECT
     j.job_id,
     j.name AS job_name,
@@ -32,4 +33,7 @@ CROSS JOIN LATERAL (
     FROM cairn.checkpoints
     WHERE checkpoints.job_id = j.job_id
       AND checkpoints.status IN ('COMPLETED', 'CONFIRMED')
-) AS c
+) AS c;
+
+COMMENT ON VIEW cairn.v_jobs IS
+    'One row per job: its newest run and newest whole checkpoint.';

@@ -2,6 +2,7 @@
 -- Columns: job_id, job_name, file_id, path (key below the job's storage), lost_to (the file that
 --   counts), batch_id (the micro-batch of a changelog), status, created_at, deleted_at.
 -- Read by: people who ask what became of the objects of hedges and retries.
+CREATE OR REPLACE VIEW cairn.v_lost_uploads AS
 SELECT
     f.job_id,
     j.name AS job_name,
@@ -23,4 +24,8 @@ JOIN cairn.physical_files AS w
 JOIN cairn.physical_files AS f
     ON (f.file_id = u.file_id OR f.retry_of = u.file_id)
     AND f.sealed_at IS NULL
-JOIN cairn.jobs AS j ON j.job_id = f.job_id
+JOIN cairn.jobs AS j ON j.job_id = f.job_id;
+
+COMMENT ON VIEW cairn.v_lost_uploads IS
+    'One row per physical file whose request lost to another one for the same bytes: a hedge, a '
+    'retry, or the first.';

@@ -4,6 +4,7 @@
 --   last_increment_bytes (what the last of each kind wrote); changelog_segments, changelog_bytes
 --   (what a restore replays on top of both); last_completed_at, last_error.
 -- Read by: dashboards. Flink's ChangelogMaterialization.* and ChangelogStateBackend.* by subtask.
+CREATE OR REPLACE VIEW cairn.v_materialization AS
 SELECT
     m.job_id,
     j.name AS job_name,
@@ -39,4 +40,8 @@ LEFT JOIN (
       AND segments.released_checkpoint IS NULL
     GROUP BY segments.job_id, segments.subtask
 ) AS s ON s.job_id = m.job_id AND s.subtask = m.subtask
-GROUP BY m.job_id, j.name, m.subtask
+GROUP BY m.job_id, j.name, m.subtask;
+
+COMMENT ON VIEW cairn.v_materialization IS
+    'One row per job and subtask: materializations begun, completed and failed, how long the last one '
+    'took, what it wrote in bytes, and the changelog that a restore replays.';

@@ -7,6 +7,7 @@
 -- Metrics by task manager or subtask are of the job's current run: counters, sums and counts start
 --   with it. Quantiles are of the group commits of the job's latest 1000 checkpoints.
 -- Read by: `cairn metrics`, and by Prometheus through it.
+CREATE OR REPLACE VIEW cairn.v_metrics AS
 SELECT
     j.job_id,
     j.name AS job_name,
@@ -241,4 +242,8 @@ CROSS JOIN LATERAL (
         ('ChangelogStateBackend.lastFullSizeOfNonMaterialization', s.size_bytes),
         ('ChangelogStateBackend.lastIncSizeOfNonMaterialization', s.new_bytes)
 ) AS m (metric, value)
-WHERE m.value IS NOT NULL
+WHERE m.value IS NOT NULL;
+
+COMMENT ON VIEW cairn.v_metrics IS
+    'One row per job and value of a metric, by task manager, subtask or quantile where it is by '
+    'these: the metrics of Flink by their names, and what Flink lacks.';

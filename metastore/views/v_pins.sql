@@ -3,6 +3,7 @@
 --   kind (pin or savepoint), name (as given; null without), manifest (URL of the checkpoint's
 --   manifest; null until it is written), created_at, removed_at (null: the checkpoint stays).
 -- Read by: `cairn pins`, and by people who ask why an old checkpoint is still there.
+CREATE OR REPLACE VIEW cairn.v_pins AS
 SELECT
     p.job_id,
     j.name AS job_name,
@@ -27,4 +28,8 @@ LEFT JOIN LATERAL (
       AND segments.kind = 'manifest'
       AND segments.status = 'LIVE'
     LIMIT 1
-) AS m ON TRUE
+) AS m ON TRUE;
+
+COMMENT ON VIEW cairn.v_pins IS
+    'One row per pin or savepoint, removed ones too: its checkpoint, Spark''s names for it, and the '
+    'URL of its manifest.';

@@ -4,6 +4,7 @@
 --   live), ratio (physical over live; null when nothing is live); by scope: shared_physical_bytes,
 --   shared_live_bytes, taskmanager_physical_bytes, taskmanager_live_bytes.
 -- Read by: dashboards, and by people who decide whether to clean up or compact.
+CREATE OR REPLACE VIEW cairn.v_space_amplification AS
 SELECT
     s.*,
     s.physical_bytes - s.live_bytes AS dead_bytes,
@@ -27,4 +28,7 @@ FROM (
     LEFT JOIN cairn.physical_files AS f
         ON f.job_id = j.job_id AND f.status IN ('SEALED', 'CONDEMNED')
     GROUP BY j.job_id, j.name
-) AS s
+) AS s;
+
+COMMENT ON VIEW cairn.v_space_amplification IS
+    'One row per job: physical bytes in storage over live bytes, in all and by scope.';

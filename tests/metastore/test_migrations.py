@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from cairn.catalog.engine import open_engine, run_transaction
+from cairn.catalog.engine import open_engine
 from cairn.catalog.migrate import (
     alembic_config,
     current_revision,
@@ -20,6 +20,7 @@ from cairn.catalog.migrate import (
     require_current,
 )
 from cairn.errors import RefusedError
+from metastore.definitions import install_definitions
 from metastore.models import SCHEMA, Base
 
 
@@ -106,26 +107,39 @@ def test_schema_that_is_missing_is_refused_with_the_command_to_run(
         require_current(empty_database_url)
 
 
-def test_schema_that_is_older_is_refused_with_both_revisions(metastore_url: str) -> None:
+def test_schema_of_an_unknown_revision_is_neither_used_nor_migrated(metastore_url: str) -> None:
     require_current(metastore_url)
-    set_revision(metastore_url, "0001")
-    with pytest.raises(RefusedError, match=rf"0001, this Cairn needs {head_revision()}"):
-        require_current(metastore_url)
-
-
-def test_schema_that_is_newer_is_neither_used_nor_migrated(metastore_url: str) -> None:
-    set_revision(metastore_url, "9999")
-    with pytest.raises(RefusedError, match=r"9999, which this Cairn .* upgrade Cairn"):
+    with open_engine(metastore_url).begin() as connection:
+        connection.execute(text("UPDATE cairn.alembic_version SET version_num = '9999'"))
+    with pytest.raises(RefusedError, match=r"9999, which .* upgrade Cairn, or use a new"):
         require_current(metastore_url)
     with pytest.raises(RefusedError, match="9999"):
         migrate(metastore_url)
 
 
-def set_revision(url: str, revision: str) -> None:
-    run_transaction(
-        url,
-        lambda c: c.execute(
-            text("UPDATE cairn.alembic_version SET version_num = :r"), {"r": revision}
-        ),
-        what="setting the revision",
+def test_installing_the_definitions_again_restores_what_was_changed(metastore_url: str) -> None:
+    with open_engine(metastore_url).begin() as connection:
+        before = definitions(connection)
+        connection.execute(text("DROP TRIGGER guard_pinned ON cairn.checkpoints"))
+        connection.execute(text("DROP FUNCTION cairn.refuse_pinned"))
+        connection.execute(text("DROP VIEW cairn.v_pins"))
+        connection.execute(text("REVOKE SELECT ON cairn.v_jobs FROM cairn_reader"))
+        assert definitions(connection) != before
+        install_definitions(connection)
+        assert definitions(connection) == before
+
+
+def definitions(connection: Connection) -> set[str]:
+    """Every trigger, function and view of the schema, and who may read which view."""
+    return set(
+        connection.scalars(
+            text(
+                "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal "
+                "UNION ALL SELECT pg_get_functiondef(oid) FROM pg_proc "
+                "WHERE pronamespace = 'cairn'::regnamespace "
+                "UNION ALL SELECT definition FROM pg_views WHERE schemaname = 'cairn' "
+                "UNION ALL SELECT relname || grantee::regrole || privilege_type FROM pg_class, "
+                "aclexplode(relacl) WHERE relnamespace = 'cairn'::regnamespace"
+            )
+        )
     )

@@ -13,6 +13,7 @@ from cairn.catalog.embedded import resolve_url
 from cairn.catalog.engine import run_transaction
 from cairn.catalog.migrate import migrate, require_current
 from cairn.errors import RefusedError
+from metastore.definitions import FILES
 from metastore.models import Base, PhysicalFile
 from tests.metastore.rows import Rows
 
@@ -31,19 +32,7 @@ WRITTEN_BY_JOBS = {
     "materializations",
 }
 NEVER_CHANGED = {"upload_stats"}
-VIEWS = [
-    "v_jobs",
-    "v_pins",
-    "v_checkpoint_history",
-    "v_files",
-    "v_space_amplification",
-    "v_native_comparison",
-    "v_directories",
-    "v_changelog_storage",
-    "v_lost_uploads",
-    "v_materialization",
-    "v_metrics",
-]
+VIEWS = [path.stem for path in FILES if path.parent.name == "views"]
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
 

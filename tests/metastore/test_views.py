@@ -1,42 +1,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text, update
+from sqlalchemy import text, update
 
 from cairn.catalog.engine import open_engine
+from metastore.definitions import FILES
 from metastore.enums import Scope
 from metastore.models import Deletion
 from tests.metastore.rows import Rows
 
-VIEWS = {path.stem: path for path in Path("metastore/views").absolute().glob("*.sql")}
+VIEWS = {path.stem: path for path in FILES if path.parent.name == "views"}
 COLUMNS = (
     "SELECT column_name, data_type FROM information_schema.columns "
     "WHERE table_schema = 'cairn' AND table_name = :name ORDER BY ordinal_position"
 )
-
-
-def installed(connection: Connection) -> set[str]:
-    return set(connection.scalars(text("SELECT viewname FROM pg_views WHERE schemaname = 'cairn'")))
-
-
-def test_every_view_has_a_file_and_every_file_a_view(shared_metastore_url: str) -> None:
-    with open_engine(shared_metastore_url).connect() as connection:
-        assert installed(connection) == set(VIEWS)
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_installed_view_reads_as_its_file(shared_metastore_url: str, name: str) -> None:
-    definition = text("SELECT pg_get_viewdef(to_regclass(:name))")
-    with open_engine(shared_metastore_url).connect() as connection:
-        connection.execute(text(f"CREATE VIEW cairn.from_file AS {VIEWS[name].read_text()}"))
-        in_database = connection.scalar(definition, {"name": f"cairn.{name}"})
-        assert in_database == connection.scalar(definition, {"name": "cairn.from_file"})
-        columns = connection.execute(text(COLUMNS), {"name": name}).all()
-        assert columns == connection.execute(text(COLUMNS), {"name": "from_file"}).all()
 
 
 @pytest.mark.parametrize("name", VIEWS)

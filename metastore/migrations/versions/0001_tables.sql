@@ -1,0 +1,315 @@
+-- Tables of the baseline, exactly those of `metastore.models` then.
+
+CREATE TABLE cairn.jobs (
+    job_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    storage TEXT NOT NULL,
+    max_parallelism BIGINT NOT NULL,
+    num_retained BIGINT NOT NULL,
+    key_schema JSONB NOT NULL,
+    time_mode TEXT,
+    query_id TEXT,
+    current_epoch BIGINT DEFAULT '0' NOT NULL,
+    next_checkpoint_id BIGINT DEFAULT '1' NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_jobs PRIMARY KEY (job_id),
+    CONSTRAINT ck_jobs__num_retained_enough CHECK (num_retained >= 2),
+    CONSTRAINT uq_jobs__name UNIQUE (name)
+);
+
+CREATE TABLE cairn.maintenance_runs (
+    maintenance_run_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    action TEXT NOT NULL,
+    plan JSONB NOT NULL,
+    plan_sha256 TEXT NOT NULL,
+    status VARCHAR(16) DEFAULT 'PLANNED' NOT NULL,
+    result JSONB,
+    planned_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_maintenance_runs PRIMARY KEY (maintenance_run_id),
+    CONSTRAINT ck_maintenance_runs__status_known CHECK (status IN ('PLANNED', 'APPLIED', 'FAILED')),
+    CONSTRAINT fk_maintenance_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
+CREATE TABLE cairn.runs (
+    job_id TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    run_id UUID NOT NULL,
+    parallelism BIGINT NOT NULL,
+    query_id TEXT,
+    watermark_delays_ms BIGINT[] DEFAULT '{}' NOT NULL,
+    watermark_job_id TEXT,
+    state_ids BIGINT[] DEFAULT '{}' NOT NULL,
+    deleted_state_ids BIGINT[] DEFAULT '{}' NOT NULL,
+    registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_runs PRIMARY KEY (job_id, epoch),
+    CONSTRAINT fk_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
+    CONSTRAINT uq_runs__run_id UNIQUE (run_id)
+);
+
+CREATE TABLE cairn.state_variables (
+    job_id TEXT NOT NULL,
+    state_id SMALLINT NOT NULL,
+    name TEXT NOT NULL,
+    kind VARCHAR(16) NOT NULL,
+    value_schema JSONB NOT NULL,
+    user_key_schema JSONB,
+    has_ttl BOOLEAN DEFAULT 'false' NOT NULL,
+    dropped_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_state_variables PRIMARY KEY (job_id, state_id),
+    CONSTRAINT ck_state_variables__kind_known
+        CHECK (kind IN ('value', 'list', 'map', 'operator_list', 'operator_union')),
+    CONSTRAINT fk_state_variables__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
+CREATE UNIQUE INDEX uq_state_variables__name ON cairn.state_variables (job_id, name)
+    WHERE dropped_at IS NULL;
+
+CREATE TABLE cairn.checkpoints (
+    job_id TEXT NOT NULL,
+    checkpoint_id BIGINT NOT NULL,
+    epoch BIGINT NOT NULL,
+    query_id TEXT NOT NULL,
+    batch_id BIGINT NOT NULL,
+    parallelism BIGINT NOT NULL,
+    parent_checkpoint BIGINT,
+    processing_ms BIGINT DEFAULT '0' NOT NULL,
+    watermark_ms BIGINT DEFAULT '0' NOT NULL,
+    max_event_ms BIGINT[] DEFAULT '{}' NOT NULL,
+    status VARCHAR(16) DEFAULT 'IN_PROGRESS' NOT NULL,
+    began_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    completed_at TIMESTAMP WITH TIME ZONE,
+    confirmed_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_checkpoints PRIMARY KEY (job_id, checkpoint_id),
+    CONSTRAINT fk_checkpoints__job_id_epoch FOREIGN KEY (job_id, epoch)
+        REFERENCES cairn.runs (job_id, epoch),
+    CONSTRAINT uq_checkpoints__job_id_epoch_query_id_batch_id
+        UNIQUE (job_id, epoch, query_id, batch_id),
+    CONSTRAINT ck_checkpoints__status_known
+        CHECK (status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED', 'SUBSUMED', 'ABORTED'))
+);
+
+CREATE INDEX ix_checkpoints__job_id_query_id_batch_id
+    ON cairn.checkpoints (job_id, query_id, batch_id);
+
+CREATE INDEX ix_checkpoints__open ON cairn.checkpoints (job_id, checkpoint_id)
+    WHERE status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED');
+
+CREATE TABLE cairn.directories (
+    job_id TEXT NOT NULL,
+    path TEXT NOT NULL,
+    scope VARCHAR(16) NOT NULL,
+    subtask BIGINT,
+    parallelism BIGINT,
+    tm_id TEXT,
+    status VARCHAR(16) DEFAULT 'CLAIMED' NOT NULL,
+    epoch BIGINT NOT NULL,
+    claimed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    unclaimed_at TIMESTAMP WITH TIME ZONE,
+    deleted_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_directories PRIMARY KEY (job_id, path),
+    CONSTRAINT fk_directories__job_id_epoch FOREIGN KEY (job_id, epoch)
+        REFERENCES cairn.runs (job_id, epoch),
+    CONSTRAINT ck_directories__status_known CHECK (status IN ('CLAIMED', 'UNCLAIMED', 'DELETED')),
+    CONSTRAINT ck_directories__scope_known CHECK (scope IN ('shared', 'taskmanager'))
+);
+
+CREATE TABLE cairn.materializations (
+    materialization_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    subtask BIGINT NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    error TEXT,
+    kind VARCHAR(16),
+    as_of_checkpoint BIGINT,
+    segments BIGINT DEFAULT '0' NOT NULL,
+    entries BIGINT DEFAULT '0' NOT NULL,
+    size_bytes BIGINT DEFAULT '0' NOT NULL,
+    CONSTRAINT pk_materializations PRIMARY KEY (materialization_id),
+    CONSTRAINT fk_materializations__job_id_epoch FOREIGN KEY (job_id, epoch)
+        REFERENCES cairn.runs (job_id, epoch),
+    CONSTRAINT ck_materializations__kind_known
+        CHECK (kind IN ('changelog', 'keyed_full', 'keyed_increment', 'operator',
+            'channel', 'manifest'))
+);
+
+CREATE INDEX ix_materializations__job_id_subtask_started_at
+    ON cairn.materializations (job_id, subtask, started_at);
+
+CREATE TABLE cairn.physical_files (
+    file_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    path TEXT NOT NULL,
+    scope VARCHAR(16) NOT NULL,
+    batch_id BIGINT,
+    retry_of UUID,
+    status VARCHAR(16) DEFAULT 'WRITING' NOT NULL,
+    size_bytes BIGINT,
+    live_bytes BIGINT DEFAULT '0' NOT NULL,
+    live_segments BIGINT DEFAULT '0' NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    sealed_at TIMESTAMP WITH TIME ZONE,
+    condemned_at TIMESTAMP WITH TIME ZONE,
+    deleted_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_physical_files PRIMARY KEY (file_id),
+    CONSTRAINT fk_physical_files__job_id_epoch FOREIGN KEY (job_id, epoch)
+        REFERENCES cairn.runs (job_id, epoch),
+    CONSTRAINT uq_physical_files__job_id_path UNIQUE (job_id, path),
+    CONSTRAINT ck_physical_files__status_known
+        CHECK (status IN ('WRITING', 'SEALED', 'CONDEMNED', 'DELETED')),
+    CONSTRAINT ck_physical_files__scope_known CHECK (scope IN ('shared', 'taskmanager')),
+    CONSTRAINT ck_physical_files__live_counted CHECK (live_bytes >= 0 AND live_segments >= 0),
+    CONSTRAINT fk_physical_files__retry_of FOREIGN KEY (retry_of)
+        REFERENCES cairn.physical_files (file_id)
+);
+
+CREATE INDEX ix_physical_files__retry_of ON cairn.physical_files (retry_of)
+    WHERE retry_of IS NOT NULL;
+
+CREATE INDEX ix_physical_files__undeleted ON cairn.physical_files (job_id, file_id)
+    WHERE status <> 'DELETED';
+
+CREATE TABLE cairn.upload_totals (
+    job_id TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    tm_id TEXT NOT NULL,
+    commits BIGINT NOT NULL,
+    requests BIGINT NOT NULL,
+    failed_uploads BIGINT NOT NULL,
+    size_bytes BIGINT NOT NULL,
+    upload_ms BIGINT NOT NULL,
+    winning_attempt BIGINT NOT NULL,
+    segments BIGINT NOT NULL,
+    pool_wait_ms BIGINT NOT NULL,
+    CONSTRAINT pk_upload_totals PRIMARY KEY (job_id, epoch, tm_id),
+    CONSTRAINT fk_upload_totals__job_id_epoch FOREIGN KEY (job_id, epoch)
+        REFERENCES cairn.runs (job_id, epoch)
+);
+
+CREATE TABLE cairn.deletions (
+    file_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    path TEXT NOT NULL,
+    maintenance_run_id UUID NOT NULL,
+    attempts BIGINT DEFAULT '0' NOT NULL,
+    last_error TEXT,
+    requested_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    done_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_deletions PRIMARY KEY (file_id),
+    CONSTRAINT fk_deletions__file_id FOREIGN KEY (file_id) REFERENCES cairn.physical_files (file_id),
+    CONSTRAINT fk_deletions__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
+    CONSTRAINT fk_deletions__maintenance_run_id FOREIGN KEY (maintenance_run_id)
+        REFERENCES cairn.maintenance_runs (maintenance_run_id)
+);
+
+CREATE INDEX ix_deletions__open ON cairn.deletions (job_id, file_id) WHERE done_at IS NULL;
+
+CREATE TABLE cairn.pins (
+    pin_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    checkpoint_id BIGINT NOT NULL,
+    kind VARCHAR(16) NOT NULL,
+    name TEXT,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    removed_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_pins PRIMARY KEY (pin_id),
+    CONSTRAINT fk_pins__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)
+        REFERENCES cairn.checkpoints (job_id, checkpoint_id),
+    CONSTRAINT ck_pins__kind_known CHECK (kind IN ('pin', 'savepoint'))
+);
+
+CREATE INDEX ix_pins__job_id_checkpoint_id ON cairn.pins (job_id, checkpoint_id)
+    WHERE removed_at IS NULL;
+
+CREATE TABLE cairn.segments (
+    segment_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    file_id UUID NOT NULL,
+    kind VARCHAR(16) NOT NULL,
+    subtask BIGINT NOT NULL,
+    key_groups INT4RANGE NOT NULL,
+    offset_bytes BIGINT NOT NULL,
+    size_bytes BIGINT NOT NULL,
+    sha256 TEXT NOT NULL,
+    entries BIGINT NOT NULL,
+    first_checkpoint BIGINT NOT NULL,
+    as_of_checkpoint BIGINT NOT NULL,
+    sequence_number SMALLINT DEFAULT '0' NOT NULL,
+    released_checkpoint BIGINT,
+    status VARCHAR(16) DEFAULT 'LIVE' NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_segments PRIMARY KEY (segment_id),
+    CONSTRAINT ck_segments__status_known CHECK (status IN ('LIVE', 'DEAD')),
+    CONSTRAINT ck_segments__kind_known
+        CHECK (kind IN ('changelog', 'keyed_full', 'keyed_increment', 'operator',
+            'channel', 'manifest')),
+    CONSTRAINT ck_segments__range_sane CHECK (offset_bytes >= 0 AND size_bytes > 0),
+    CONSTRAINT ck_segments__released_after_first
+        CHECK (released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint),
+    CONSTRAINT ck_segments__exclusive_to_one
+        CHECK (kind NOT IN ('operator', 'channel', 'manifest')
+            OR (released_checkpoint IS NOT NULL AND released_checkpoint <= first_checkpoint + 1)),
+    CONSTRAINT fk_segments__file_id FOREIGN KEY (file_id) REFERENCES cairn.physical_files (file_id)
+);
+
+CREATE INDEX ix_segments__file_id ON cairn.segments (file_id);
+
+CREATE INDEX ix_segments__live ON cairn.segments (job_id, first_checkpoint) WHERE status = 'LIVE';
+
+CREATE UNIQUE INDEX uq_segments__operator ON cairn.segments (job_id, first_checkpoint, subtask)
+    WHERE kind = 'operator' AND status = 'LIVE';
+
+CREATE UNIQUE INDEX uq_segments__sequence_number
+    ON cairn.segments (job_id, first_checkpoint, subtask, sequence_number)
+    WHERE kind = 'changelog' AND status = 'LIVE';
+
+CREATE TABLE cairn.subtask_acks (
+    job_id TEXT NOT NULL,
+    checkpoint_id BIGINT NOT NULL,
+    subtask BIGINT NOT NULL,
+    attempt_id UUID NOT NULL,
+    task_attempt BIGINT NOT NULL,
+    tm_id TEXT NOT NULL,
+    input_rows BIGINT NOT NULL,
+    late_rows BIGINT DEFAULT '0' NOT NULL,
+    max_event_ms BIGINT[] DEFAULT '{}' NOT NULL,
+    restore_ms BIGINT NOT NULL,
+    acked_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_subtask_acks PRIMARY KEY (job_id, checkpoint_id, subtask),
+    CONSTRAINT fk_subtask_acks__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)
+        REFERENCES cairn.checkpoints (job_id, checkpoint_id)
+);
+
+CREATE TABLE cairn.upload_stats (
+    commit_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    checkpoint_id BIGINT NOT NULL,
+    tm_id TEXT NOT NULL,
+    files BIGINT NOT NULL,
+    segments BIGINT NOT NULL,
+    size_bytes BIGINT NOT NULL,
+    requests BIGINT NOT NULL,
+    retries BIGINT NOT NULL,
+    hedges BIGINT NOT NULL,
+    hedge_wins BIGINT NOT NULL,
+    failed_attempts BIGINT NOT NULL,
+    winning_attempt BIGINT NOT NULL,
+    failed_uploads BIGINT NOT NULL,
+    queue_size BIGINT NOT NULL,
+    wait_ms BIGINT NOT NULL,
+    upload_ms BIGINT NOT NULL,
+    longest_request_ms BIGINT NOT NULL,
+    pool_wait_ms BIGINT DEFAULT '0' NOT NULL,
+    recorded_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_upload_stats PRIMARY KEY (commit_id),
+    CONSTRAINT fk_upload_stats__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)
+        REFERENCES cairn.checkpoints (job_id, checkpoint_id)
+);
+
+CREATE INDEX ix_upload_stats__job_id_checkpoint_id ON cairn.upload_stats (job_id, checkpoint_id);

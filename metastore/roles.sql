@@ -1,0 +1,61 @@
+-- What each role may do, and no more: a job writes, maintenance cleans up, people read the views.
+-- Two metastores of one server may be migrated at once, and roles belong to the server.
+DO $$
+DECLARE
+    missing text[] := (
+        SELECT array_agg(name)
+        FROM unnest(ARRAY['cairn_writer', 'cairn_maintainer', 'cairn_reader']) AS name
+        WHERE to_regrole(name) IS NULL
+    );
+    role_ text;
+BEGIN
+    FOREACH role_ IN ARRAY coalesce(missing, '{}') LOOP
+        BEGIN
+            EXECUTE 'CREATE ROLE ' || role_ || ' NOLOGIN';
+        EXCEPTION
+            WHEN duplicate_object OR unique_violation THEN NULL;
+        END;
+    END LOOP;
+EXCEPTION
+    WHEN insufficient_privilege THEN
+        RAISE insufficient_privilege USING MESSAGE =
+            'the roles ' || array_to_string(missing, ', ') || ' are missing and this user may not '
+            'create them: have an administrator run `CREATE ROLE '
+            || array_to_string(missing, ' NOLOGIN; CREATE ROLE ') || ' NOLOGIN`, then migrate again';
+END $$;
+
+GRANT USAGE ON SCHEMA cairn TO cairn_writer, cairn_maintainer, cairn_reader;
+GRANT SELECT ON
+    cairn.alembic_version, cairn.v_changelog_storage, cairn.v_checkpoint_history,
+    cairn.v_directories, cairn.v_files, cairn.v_jobs, cairn.v_lost_uploads,
+    cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
+    cairn.v_space_amplification
+    TO cairn_writer, cairn_maintainer, cairn_reader;
+
+GRANT SELECT, INSERT, UPDATE ON
+    cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.subtask_acks,
+    cairn.segments, cairn.materializations
+    TO cairn_writer;
+GRANT SELECT, INSERT ON
+    cairn.physical_files, cairn.directories, cairn.pins, cairn.upload_stats
+    TO cairn_writer;
+GRANT UPDATE (status, size_bytes, created_at, sealed_at, condemned_at)
+    ON cairn.physical_files TO cairn_writer;
+GRANT UPDATE (status, epoch, claimed_at, unclaimed_at, deleted_at)
+    ON cairn.directories TO cairn_writer;
+GRANT UPDATE (removed_at) ON cairn.pins TO cairn_writer;
+
+GRANT SELECT ON
+    cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
+    cairn.subtask_acks, cairn.physical_files, cairn.directories, cairn.segments,
+    cairn.upload_stats, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
+    cairn.deletions
+    TO cairn_maintainer;
+-- SELECT ... FOR UPDATE, which maintenance needs on jobs, takes the right to update some column;
+-- created_at is the one that means nothing.
+GRANT UPDATE (created_at) ON cairn.jobs TO cairn_maintainer;
+GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
+GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
+GRANT UPDATE (status, deleted_at) ON cairn.directories TO cairn_maintainer;
+GRANT UPDATE (status, released_checkpoint) ON cairn.segments TO cairn_maintainer;
+GRANT INSERT, UPDATE ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;

@@ -1,0 +1,137 @@
+-- Identity: what a row says of itself never changes.
+CREATE OR REPLACE FUNCTION cairn.refuse_identity() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'CA002', MESSAGE =
+        TG_TABLE_NAME || ': ' || TG_ARGV[0] || ' of a row never change ['
+        || cairn.about(to_jsonb(OLD)) || ']';
+END $$;
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.jobs FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.name, OLD.storage, OLD.max_parallelism, OLD.key_schema)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.name, NEW.storage, NEW.max_parallelism, NEW.key_schema)
+)
+EXECUTE FUNCTION cairn.refuse_identity('job_id, name, storage, max_parallelism, key_schema');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.runs FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.epoch, OLD.run_id, OLD.parallelism)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.epoch, NEW.run_id, NEW.parallelism)
+)
+EXECUTE FUNCTION cairn.refuse_identity('job_id, epoch, run_id, parallelism');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.state_variables FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.state_id, OLD.name, OLD.kind, OLD.user_key_schema, OLD.has_ttl)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.state_id, NEW.name, NEW.kind, NEW.user_key_schema, NEW.has_ttl)
+)
+EXECUTE FUNCTION cairn.refuse_identity('job_id, state_id, name, kind, user_key_schema, has_ttl');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.checkpoint_id, OLD.epoch, OLD.query_id, OLD.batch_id, OLD.parallelism,
+     OLD.parent_checkpoint)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.checkpoint_id, NEW.epoch, NEW.query_id, NEW.batch_id, NEW.parallelism,
+     NEW.parent_checkpoint)
+)
+EXECUTE FUNCTION cairn.refuse_identity(
+    'job_id, checkpoint_id, epoch, query_id, batch_id, parallelism, parent_checkpoint'
+);
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.pins FOR EACH ROW
+WHEN (
+    (OLD.pin_id, OLD.job_id, OLD.checkpoint_id, OLD.kind, OLD.name)
+    IS DISTINCT FROM
+    (NEW.pin_id, NEW.job_id, NEW.checkpoint_id, NEW.kind, NEW.name)
+)
+EXECUTE FUNCTION cairn.refuse_identity('pin_id, job_id, checkpoint_id, kind, name');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
+WHEN (
+    (OLD.file_id, OLD.job_id, OLD.epoch, OLD.path, OLD.scope)
+    IS DISTINCT FROM
+    (NEW.file_id, NEW.job_id, NEW.epoch, NEW.path, NEW.scope)
+)
+EXECUTE FUNCTION cairn.refuse_identity('file_id, job_id, epoch, path, scope');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.directories FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.path, OLD.scope, OLD.subtask, OLD.parallelism, OLD.tm_id)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.path, NEW.scope, NEW.subtask, NEW.parallelism, NEW.tm_id)
+)
+EXECUTE FUNCTION cairn.refuse_identity('job_id, path, scope, subtask, parallelism, tm_id');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.segments FOR EACH ROW
+WHEN (
+    (OLD.segment_id, OLD.job_id, OLD.file_id, OLD.kind, OLD.subtask, OLD.key_groups,
+     OLD.offset_bytes, OLD.size_bytes, OLD.sha256, OLD.entries, OLD.first_checkpoint,
+     OLD.as_of_checkpoint, OLD.sequence_number)
+    IS DISTINCT FROM
+    (NEW.segment_id, NEW.job_id, NEW.file_id, NEW.kind, NEW.subtask, NEW.key_groups,
+     NEW.offset_bytes, NEW.size_bytes, NEW.sha256, NEW.entries, NEW.first_checkpoint,
+     NEW.as_of_checkpoint, NEW.sequence_number)
+)
+EXECUTE FUNCTION cairn.refuse_identity(
+    'segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256, '
+    'entries, first_checkpoint, as_of_checkpoint, sequence_number'
+);
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.subtask_acks FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.checkpoint_id, OLD.subtask)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.checkpoint_id, NEW.subtask)
+)
+EXECUTE FUNCTION cairn.refuse_identity('job_id, checkpoint_id, subtask');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.maintenance_runs FOR EACH ROW
+WHEN (
+    (OLD.maintenance_run_id, OLD.job_id, OLD.action, OLD.plan, OLD.plan_sha256)
+    IS DISTINCT FROM
+    (NEW.maintenance_run_id, NEW.job_id, NEW.action, NEW.plan, NEW.plan_sha256)
+)
+EXECUTE FUNCTION cairn.refuse_identity('maintenance_run_id, job_id, action, plan, plan_sha256');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.deletions FOR EACH ROW
+WHEN (
+    (OLD.file_id, OLD.job_id, OLD.path)
+    IS DISTINCT FROM
+    (NEW.file_id, NEW.job_id, NEW.path)
+)
+EXECUTE FUNCTION cairn.refuse_identity('file_id, job_id, path');
+
+-- Whole rows of upload_stats never change.
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.upload_stats FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_identity(
+    'commit_id, job_id, checkpoint_id, tm_id, files, segments, size_bytes, requests, retries, '
+    'hedges, hedge_wins, failed_attempts, winning_attempt, failed_uploads, queue_size, wait_ms, '
+    'upload_ms, longest_request_ms'
+);
+
+CREATE OR REPLACE TRIGGER guard_dropped BEFORE UPDATE ON cairn.state_variables FOR EACH ROW
+WHEN (OLD.dropped_at IS NOT NULL AND NEW.dropped_at IS DISTINCT FROM OLD.dropped_at)
+EXECUTE FUNCTION cairn.refuse_identity('dropped_at, once set,');
+
+CREATE OR REPLACE TRIGGER guard_removed BEFORE UPDATE ON cairn.pins FOR EACH ROW
+WHEN (OLD.removed_at IS NOT NULL AND NEW.removed_at IS DISTINCT FROM OLD.removed_at)
+EXECUTE FUNCTION cairn.refuse_identity('removed_at, once set,');
+
+CREATE OR REPLACE TRIGGER guard_attempt BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
+WHEN ((OLD.batch_id, OLD.retry_of) IS DISTINCT FROM (NEW.batch_id, NEW.retry_of))
+EXECUTE FUNCTION cairn.refuse_identity('batch_id, retry_of');
+
+-- A sealed file is whole up to its size, and may be continued: its size grows, and nothing else.
+CREATE OR REPLACE TRIGGER guard_size BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
+WHEN (
+    OLD.size_bytes IS NOT NULL AND NEW.size_bytes IS DISTINCT FROM OLD.size_bytes
+    AND NOT coalesce(
+        OLD.status = 'SEALED' AND NEW.status = 'SEALED' AND NEW.size_bytes > OLD.size_bytes, FALSE
+    )
+)
+EXECUTE FUNCTION cairn.refuse_identity('size_bytes (but for sealed files that grow)');

@@ -1,0 +1,43 @@
+-- Live counters of a file follow its segments; files.sql refuses all other changes of them.
+-- Files are updated in the order of their ids, so that two transactions do not deadlock.
+CREATE OR REPLACE FUNCTION cairn.count_new_segments() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    file record;
+BEGIN
+    FOR file IN
+        SELECT file_id, count(*) AS segments, sum(size_bytes) AS bytes
+        FROM new_rows GROUP BY file_id ORDER BY file_id
+    LOOP
+        UPDATE cairn.physical_files
+        SET live_segments = live_segments + file.segments, live_bytes = live_bytes + file.bytes
+        WHERE file_id = file.file_id;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION cairn.count_dead_segments() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    file record;
+BEGIN
+    FOR file IN
+        SELECT new_rows.file_id, count(*) AS segments, sum(new_rows.size_bytes) AS bytes
+        FROM new_rows JOIN old_rows USING (segment_id)
+        WHERE old_rows.status = 'LIVE' AND new_rows.status = 'DEAD'
+        GROUP BY new_rows.file_id ORDER BY new_rows.file_id
+    LOOP
+        UPDATE cairn.physical_files
+        SET live_segments = live_segments - file.segments, live_bytes = live_bytes - file.bytes
+        WHERE file_id = file.file_id;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER count_new AFTER INSERT ON cairn.segments
+REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_new_segments();
+
+CREATE OR REPLACE TRIGGER count_dead AFTER UPDATE ON cairn.segments
+REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_dead_segments();

@@ -1,0 +1,38 @@
+-- Pins: only of confirmed checkpoints, which stay while they are pinned.
+-- A checkpoint is locked by whoever pins it and by whoever subsumes it, so one of the two waits for
+-- the other and then sees what it did, whether or not both hold the lock of the job.
+CREATE OR REPLACE FUNCTION cairn.refuse_pin() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+DECLARE
+    found text;
+BEGIN
+    SELECT status INTO found FROM cairn.checkpoints
+    WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id) FOR SHARE;
+    IF found IS DISTINCT FROM 'CONFIRMED' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CA005', MESSAGE =
+            'pins: only a CONFIRMED checkpoint can be pinned [' || cairn.about(to_jsonb(NEW))
+            || ', ' || coalesce(found, 'no such checkpoint') || ']';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER guard_confirmed BEFORE INSERT ON cairn.pins FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_pin();
+
+CREATE OR REPLACE FUNCTION cairn.refuse_pinned() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM cairn.pins
+        WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id) AND removed_at IS NULL
+    ) THEN
+        RAISE EXCEPTION USING ERRCODE = 'CA005', MESSAGE =
+            'checkpoints: a pinned checkpoint cannot be subsumed ['
+            || cairn.about(to_jsonb(NEW)) || ']';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER guard_pinned BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
+WHEN (OLD.status <> 'SUBSUMED' AND NEW.status = 'SUBSUMED')
+EXECUTE FUNCTION cairn.refuse_pinned();

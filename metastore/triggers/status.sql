@@ -1,0 +1,87 @@
+-- Status: a row starts in the first one and changes only as drawn in metastore/enums.py.
+CREATE OR REPLACE FUNCTION cairn.refuse_status() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'CA001', MESSAGE =
+        TG_TABLE_NAME || ': status '
+        || CASE WHEN TG_OP = 'INSERT' THEN 'of a new row cannot be ' || NEW.status
+           ELSE 'cannot go from ' || OLD.status || ' to ' || NEW.status END
+        || ' [' || cairn.about(to_jsonb(NEW)) || ']';
+END $$;
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.checkpoints FOR EACH ROW
+WHEN (NEW.status <> 'IN_PROGRESS')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('IN_PROGRESS', 'COMPLETED'),
+        ('IN_PROGRESS', 'ABORTED'),
+        ('COMPLETED', 'CONFIRMED'),
+        ('COMPLETED', 'ABORTED'),
+        ('CONFIRMED', 'SUBSUMED')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.physical_files FOR EACH ROW
+WHEN (NEW.status <> 'WRITING')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('WRITING', 'SEALED'),
+        ('WRITING', 'CONDEMNED'),
+        ('SEALED', 'CONDEMNED'),
+        ('CONDEMNED', 'DELETED')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.segments FOR EACH ROW
+WHEN (NEW.status <> 'LIVE')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.segments FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('LIVE', 'DEAD')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.directories FOR EACH ROW
+WHEN (NEW.status <> 'CLAIMED')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.directories FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('CLAIMED', 'UNCLAIMED'),
+        ('UNCLAIMED', 'DELETED'),
+        ('UNCLAIMED', 'CLAIMED'),
+        ('DELETED', 'CLAIMED')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.maintenance_runs FOR EACH ROW
+WHEN (NEW.status <> 'PLANNED')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.maintenance_runs FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('PLANNED', 'APPLIED'),
+        ('PLANNED', 'FAILED'),
+        ('FAILED', 'APPLIED')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();
