@@ -2,12 +2,13 @@ PYTHON ?= python3
 STORAGE ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+WORKERS ?= 2
 
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore test mutants lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore test test-fast mutants lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -34,7 +35,11 @@ setup: $(READY) ## Make .venv with every locked dependency
 
 test: $(READY) ## Check style and types, then run every test (PYTEST_ARGS=… to choose)
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-fast: $(READY) ## Run the tests that start neither Spark nor Airflow: a few minutes
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal \
+		-m "not spark and not airflow" $(PYTEST_ARGS)
 
 mutants: $(READY) ## Break the code on purpose and show which test notices (MUTANTS="part of a name")
 	@$(BIN)/python -m tests.mutants $(MUTANTS)

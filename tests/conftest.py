@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -26,6 +26,33 @@ S3_CREDENTIALS = (
     "AWS_SESSION_TOKEN",
     "AWS_DEFAULT_REGION",
 )
+
+
+GUARDS = {
+    "spark": ("JAVA_TOOL_OPTIONS", "-XX:TestWithoutTheMarkSpark"),
+    "airflow": ("AIRFLOW__LOGGING__LOGGING_LEVEL", "test-without-the-mark-airflow"),
+}
+"""By mark, the variable that keeps a JVM or Airflow from starting in a test without the mark."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses a test that uses the session's JVM or Airflow and lacks the mark."""
+    for fixture, mark in (("spark", "spark"), ("run_in_airflow", "airflow")):
+        for item in items:
+            uses = fixture in getattr(item, "fixturenames", ())
+            if uses and item.get_closest_marker(mark) is None:
+                raise pytest.UsageError(f"{item.nodeid} uses {fixture}: mark it pytest.mark.{mark}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Lets no JVM and no Airflow start in a test, its fixtures and its processes unmarked."""
+    with pytest.MonkeyPatch.context() as patch:
+        for mark, (variable, value) in GUARDS.items():
+            if item.get_closest_marker(mark) is None:
+                patch.setenv(variable, value)
+        return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,7 +8,7 @@ import pytest
 from tests.benchmarks.running import run
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 def test_a_quick_run_measures_both_engines_and_s3(tmp_path: Path) -> None:
     measured = run(
         *("benchmarks", "--quick", "--output", str(tmp_path)),

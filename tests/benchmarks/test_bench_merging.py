@@ -14,7 +14,7 @@ BATCHES = 3
 SUBTASKS = merging.SUBTASKS
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 def test_modes_differ_by_the_files_that_each_batch_makes(tmp_path: Path) -> None:
     measured = run("benchmarks.merging", "--batches", str(BATCHES), "--output", str(tmp_path))
     assert json.loads((tmp_path / "merging.json").read_text()) == measured

@@ -61,7 +61,7 @@ def test_a_small_run_reads_what_the_checkpoint_holds_and_no_more(tmp_path: Path)
     assert read["met"]
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 def test_a_small_run_starts_both_engines_again_on_the_same_state(tmp_path: Path) -> None:
     measured = measure(tmp_path, "--size-mb", "1", "--repetitions", "1")
     [native], [ours] = measured["spark"]["native"], measured["spark"]["cairn"]

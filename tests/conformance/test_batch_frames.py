@@ -10,7 +10,7 @@ from tests.conformance.engines import Engine, by_key, frame, times
 from tests.conformance.reference import Reference, ScriptRow
 from tests.conformance.scripts import OUTPUT, Interpreter, InterpreterInPandas, dump
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 TIMERS = [["handle", "registerTimer", expiry] for expiry in (-1, -2, 0, 5, 4_102_444_800_000)]
 ROWS = [

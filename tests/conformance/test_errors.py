@@ -13,7 +13,7 @@ from tests.conformance.processors import ERROR_OUTPUT, Faulty
 from tests.conformance.reference import ScriptRow
 from tests.conformance.scripts import OUTPUT, Call, Interpreter
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 ANYTHING = "(?s).*"
 

@@ -16,7 +16,7 @@ from tests.conformance.processors import (
 )
 from tests.conformance.scripts import OUTPUT, InterpreterInPandas
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 
 def emit(

@@ -11,7 +11,7 @@ from tests.conformance.engines import Engine, by_key, times
 from tests.conformance.reference import Reference, ScriptRow
 from tests.conformance.scripts import OUTPUT, Call, Interpreter, InterpreterInPandas, dump
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 CLOCK = ScriptRow("clock", [["times"]])
 

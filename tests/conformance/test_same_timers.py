@@ -15,7 +15,7 @@ from tests.conformance.generated import calls, sample, scripts
 from tests.conformance.reference import Reference, ScriptRow
 from tests.conformance.scripts import OUTPUT, Call, Interpreter, InterpreterInPandas, dump
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 FAR_MS = 4_102_444_800_000
 START_MS = 1_704_067_200_000

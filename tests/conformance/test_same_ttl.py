@@ -18,7 +18,7 @@ from tests.conformance.generated import calls, sample, scripts
 from tests.conformance.reference import Reference, ScriptRow
 from tests.conformance.scripts import OUTPUT, Call, Interpreter, InterpreterInPandas, dump
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 CENTURY_MS = int(timedelta(days=36_500).total_seconds() * 1000)
 FIRST: list[Call] = [

@@ -12,7 +12,7 @@ from tests.conformance.generated import calls, sample, scripts
 from tests.conformance.reference import Reference, ScriptRow
 from tests.conformance.scripts import OUTPUT, Call, Interpreter, InterpreterInPandas, dump
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 K = ["a", 1]
 HANDWRITTEN: dict[str | None, list[list[Call]]] = {

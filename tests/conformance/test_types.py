@@ -17,7 +17,7 @@ from tests.conformance.processors import (
     canonical,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 
 class Column(NamedTuple):

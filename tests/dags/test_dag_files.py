@@ -10,6 +10,8 @@ import pytest
 
 from tests.dags.conftest import ROOT, RunPython
 
+pytestmark = pytest.mark.airflow
+
 Facts = dict[str, Any]
 
 

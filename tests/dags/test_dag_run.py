@@ -11,7 +11,7 @@ import pytest
 from tests.dags.conftest import ROOT, RunPython
 from tests.maintenance.synthetic import SyntheticJob, dump
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.airflow
 
 RunDag = Callable[..., dict[str, Any]]
 

@@ -14,7 +14,7 @@ from metastore.models import PhysicalFile
 from tests.dags.conftest import RunPython
 from tests.maintenance.synthetic import SyntheticJob
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.airflow
 
 CLEAN = """
 import json, sys

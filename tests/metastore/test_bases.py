@@ -308,7 +308,6 @@ def test_no_increment_where_bases_leave_a_gap_or_changes_reach_beyond(steps: Ste
     assert replay(steps, 2, (0, 4)).is_based
 
 
-@pytest.mark.slow
 def test_live_segments_stay_bounded_over_an_hour_of_batches(steps: Steps) -> None:
     """A batch every ten seconds, an increment every minute, bases every ten minutes."""
     most = 0

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.streams.big import Weighing
 from tests.streams.streams import OUTPUT, Settings, newest_state, start
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 ROWS = 300_000

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from cairn.catalog.engine import open_engine
 from tests.streams.streams import Settings, expected_state, newest_state, remembered, start
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 
 def parts(settings: Settings) -> Mapping[tuple[int, int], Any]:

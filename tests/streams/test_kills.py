@@ -42,7 +42,7 @@ from tests.streams.timed_streams import (
     times_of_batches,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 MakeStream = Callable[..., Settings]
 DRIVER_KILLS = 20

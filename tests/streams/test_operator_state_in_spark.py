@@ -19,7 +19,7 @@ from metastore.enums import PinKind
 from tests.streams.listing import Noting
 from tests.streams.streams import OUTPUT, Settings, remembered, rows_of, start, write_source
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 

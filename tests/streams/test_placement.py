@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from cairn.runtime.driver.routing import slots
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 7, 200])
 def test_spark_sends_each_slot_to_its_own_partition(spark: SparkSession, parallelism: int) -> None:
     found = slots(parallelism)

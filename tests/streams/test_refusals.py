@@ -14,7 +14,7 @@ from cairn.errors import BadInputError
 from cairn.runtime.driver.grouped import GroupedData
 from tests.streams.streams import OUTPUT, Remember, Settings
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 

@@ -32,7 +32,7 @@ from tests.streams.streams import (
 )
 from tests.streams.timed_streams import EVENTS, Expected, stream_of, times_of_batches
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 

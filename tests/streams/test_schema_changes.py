@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.streams.declaring import OLD, Declares
 from tests.streams.streams import Settings, newest_state, rows, start
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 KEYS = "abcdefgh"

@@ -32,7 +32,7 @@ from tests.streams.streams import (
     write_source,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 

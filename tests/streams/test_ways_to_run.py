@@ -21,7 +21,7 @@ from tests.streams.timed_streams import (
     write_source,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
 
