@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,11 +59,14 @@ def anchors(document: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def defined_tests() -> Iterator[str]:
-    for file in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                yield node.name
+@cache
+def defined_tests() -> set[str]:
+    return {
+        node.name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_there_are_documents() -> None:
@@ -120,7 +123,7 @@ def test_files_that_are_named_exist(document: str) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_tests_that_are_named_exist(document: str) -> None:
     named = set(re.findall(r"`(test_\w+)`", prose(document)))
-    assert named - set(defined_tests()) == set()
+    assert named - defined_tests() == set()
 
 
 def test_make_targets_in_the_readme_exist() -> None:
