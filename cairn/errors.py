@@ -13,6 +13,18 @@ CairnError
 
 from __future__ import annotations
 
+__all__ = [
+    "BadInputError",
+    "CairnError",
+    "CorruptSegmentError",
+    "FencedError",
+    "MetastoreError",
+    "OutcomeUnknownError",
+    "RefusedError",
+    "StorageError",
+    "StoreFailedError",
+]
+
 
 class CairnError(Exception):
     """Root of all errors. Says what it is about: job, checkpoint, file and offset, where known."""

@@ -67,7 +67,7 @@ def _server() -> ModuleType:
         from cairn.catalog import embedded_server  # noqa: PLC0415 - needs an extra
     except ModuleNotFoundError as error:
         raise BadInputError(
-            f"embedded:… needs {error.name}: pip install 'cairn[embedded]', or give the URL of a "
-            "PostgreSQL server"
+            f"embedded:… needs {error.name}: pip install 'cairn-streaming[embedded]', or give the "
+            "URL of a PostgreSQL server"
         ) from error
     return embedded_server

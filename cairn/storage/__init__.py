@@ -31,7 +31,7 @@ def open_store(url: str) -> ObjectStore:
         from cairn.storage.s3 import S3Store  # noqa: PLC0415 - boto3 is an extra
     except ModuleNotFoundError as error:
         raise BadInputError(
-            f"storage on S3 needs {error.name}; install it by: pip install 'cairn[s3]'"
+            f"storage on S3 needs {error.name}; install it by: pip install 'cairn-streaming[s3]'"
         ) from error
     bucket, _, prefix = rest.partition("/")
     return S3Store(bucket, prefix)

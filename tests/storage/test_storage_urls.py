@@ -109,4 +109,4 @@ def test_s3_without_boto3_says_what_to_install() -> None:
         "try: s.open_store('s3://bucket/prefix')\n"
         "except e.BadInputError as error: print(error)\n"
     )
-    assert "needs boto3; install it by: pip install 'cairn[s3]'" in text
+    assert "needs boto3; install it by: pip install 'cairn-streaming[s3]'" in text
