@@ -12,20 +12,20 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.engine import open_engine
 from cairn.catalog.migrate import migrate
+from cairn.cli.output import progress_bars
 from cairn.errors import CairnError
 from demo.airflow import LocalAirflow
 from demo.report import counted_words, make_report
@@ -79,7 +79,7 @@ def _run(storage: str | None, console: Console) -> int:
         stop(METASTORE)
         shutil.rmtree(BUILD)
     BUILD.mkdir(parents=True)
-    with _bars(console) as bars:
+    with progress_bars(keep=True) as bars:
         files = _staged(bars)
         demo = _prepare(storage, len(files))
         airflow = LocalAirflow(
@@ -174,18 +174,6 @@ def _check(demo: Demo, expected: Counter[tuple[str, str]], killed_in: int, conso
     (BUILD / "report.json").write_text(json.dumps(report.to_json(), indent=2) + "\n")
     report.print(console)
     return report.mismatches
-
-
-@contextmanager
-def _bars(console: Console) -> Iterator[Progress]:
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as bars:
-        yield bars
 
 
 def _free_port() -> int:

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"cairn.airflow_ext"},
     "demo": _BASICS
     | {"cairn", "cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}
-    | {"cairn.airflow_ext", "spark_jobs"},
+    | {"cairn.airflow_ext", "cairn.cli", "spark_jobs"},
 }
 """What a package may import besides itself. `cairn` alone is `cairn/__init__.py`, the front."""
 

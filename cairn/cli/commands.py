@@ -9,13 +9,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy import Connection, text
 
 from cairn.catalog import migrate as migrations
 from cairn.catalog.engine import run_transaction
-from cairn.cli.output import fail, print_json, print_table
+from cairn.cli.output import fail, print_json, print_table, progress_bars
 from cairn.errors import BadInputError, CairnError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 
@@ -156,11 +154,7 @@ def unknown_job(job: str, known: list[str]) -> BadInputError:
 def _cleanup_each(url: str, chosen: list[str], *, dry_run: bool) -> tuple[list[CleanupReport], int]:
     reports: list[CleanupReport] = []
     code = 0
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with progress_bars() as progress:
         task = progress.add_task("cleaning up", total=len(chosen))
         for job in chosen:
             progress.update(task, description=job)

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cairn.errors import BadInputError, CairnError, RefusedError, StoreFailedError
@@ -58,6 +59,24 @@ def print_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -
     console.print(table)
     if next(remaining, None) is not None:
         print(f"only the first {_MOST_TABLE_ROWS}; --json prints all", file=sys.stderr)
+
+
+def progress_bars(*, keep: bool = False) -> Progress:
+    """Returns progress bars on stderr, to be used by `with`.
+
+    They disappear at the end, and are not drawn where stderr is no terminal. With `keep` their last
+    state remains, in a log file as well.
+    """
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=not keep,
+        disable=not (keep or console.is_terminal),
+    )
 
 
 def _plain(value: object) -> str:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from cairn.catalog.engine import run_transaction
 from cairn.catalog.migrate import require_current
 from cairn.catalog.savepoints.pins import open_pins, remove_pins
 from cairn.cli.commands import TIMEOUT_MS, print_rows, read_view
+from cairn.cli.output import progress_bars
 from cairn.errors import BadInputError
 from cairn.layout import manifest_file
 from cairn.savepoints.rebuild import RebuildReport, rebuild
@@ -146,11 +144,7 @@ def rebuild_metastore(url: str, arguments: Namespace) -> int:
 
 
 def _rebuild(url: str, arguments: Namespace) -> RebuildReport:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with progress_bars() as progress:
         task = progress.add_task("reading manifests", total=None)
         return rebuild(
             url,
