@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore test test-fast mutants lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore picture test test-fast mutants lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -29,6 +29,9 @@ bench-merging: $(READY) ## Count files with merging off, within and across check
 
 bench-restore: $(READY) ## Measure restoring 1 GB of state, beside native Spark (BENCH_ARGS="--size-mb 100")
 	@$(BIN)/python -m benchmarks.restore $(BENCH_ARGS)
+
+picture: $(READY) ## Draw the README's picture from the tables of docs/performance.md
+	@$(BIN)/python -m benchmarks.picture
 
 ##@ Work on it
 setup: $(READY) ## Make .venv with every locked dependency
