@@ -14,6 +14,7 @@ import pytest
 from cairn.catalog.metrics import METRICS, Metric
 from cairn.cli.prometheus import prometheus_name
 from cairn.settings import OPTIONS, Settings
+from tests.layers import BASICS, MAY_IMPORT, RUNTIME, VALUES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -51,6 +52,25 @@ def metric_rows() -> list[list[str]]:
         for line in read("docs/metrics.md").splitlines()
         if line.startswith("| `") and line.count(" | ") == len(fields(Metric)) - 1
     ]
+
+
+def rows_of(document: str) -> list[list[str]]:
+    """Returns the cells of all tables in a document, headings included, row by row."""
+    return [
+        [cell.strip() for cell in line.strip("|").split(" |")]
+        for line in read(document).splitlines()
+        if line.startswith("| ")
+    ]
+
+
+def import_cell(packages: set[str]) -> str:
+    """Returns how ARCHITECTURE.md lists the packages that may be imported."""
+    values, others = (["values"], packages - BASICS) if packages >= BASICS else ([], packages)
+    return ", ".join([*values, *(f"`{name}`" for name in sorted(others))])
+
+
+def make_targets(document: str) -> set[str]:
+    return set(re.findall(r"(?:`|^)make ([a-z-]+)", read(document), flags=re.MULTILINE))
 
 
 def anchors(document: str) -> set[str]:
@@ -126,16 +146,63 @@ def test_tests_that_are_named_exist(document: str) -> None:
     assert named - defined_tests() == set()
 
 
-def test_make_targets_in_the_readme_exist() -> None:
+def test_every_make_target_is_documented_and_no_other() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", read("Makefile"), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", read("README.md"), flags=re.MULTILINE))
-    assert named == targets, "the README lists every target that `make help` lists"
+    assert make_targets("docs/developing.md") == targets
+    assert make_targets("README.md") <= targets
+
+
+def test_every_invariant_names_a_test() -> None:
+    rows = [row for row in rows_of("docs/invariants.md") if row[0] != "must hold"]
+    assert len(rows) > 60
+    assert [row for row in rows if not re.search(r"`(test_\w+|tests/[\w./]+)`", row[1])] == []
+
+
+def test_the_table_of_imports_is_that_of_the_tests() -> None:
+    expected = [
+        [f"`{package}`", import_cell(allowed)]
+        for package, allowed in MAY_IMPORT.items()
+        if package not in VALUES and (ROOT / package.split(".")[0]).is_dir()
+    ]
+    rows = rows_of("ARCHITECTURE.md")
+    start = rows.index(["package", "may import, besides itself"]) + 1
+    assert rows[start : start + len(expected)] == expected
+
+
+def test_the_table_of_the_runtimes_folders_is_that_of_the_tests() -> None:
+    found = {row[0]: row[2] for row in rows_of("ARCHITECTURE.md") if len(row) == 3}
+    assert found.pop("folder") == "imports"
+    assert found == {
+        f"`cairn/runtime/{folder}`": import_cell(allowed) for folder, allowed in RUNTIME.items()
+    }
+
+
+def test_every_package_has_a_line_in_the_architecture() -> None:
+    named = {name for row in rows_of("ARCHITECTURE.md") for name in re.findall("`(.+?)`", row[0])}
+    folders = [*ROOT.glob("*/"), *(ROOT / "cairn").glob("*/"), *(ROOT / "cairn/catalog").glob("*/")]
+    packages = {f.relative_to(ROOT).as_posix() for f in folders if any(f.glob("*.py"))}
+    assert packages - named - {"cairn", "tests"} == set()
+
+
+@pytest.mark.parametrize(("document", "most"), [("README.md", 150), ("ARCHITECTURE.md", 200)])
+def test_what_is_read_first_is_short(document: str, most: int) -> None:
+    assert len(read(document).splitlines()) <= most
 
 
 @pytest.mark.parametrize("file", ADRS, ids=lambda file: file.stem[:4])
-def test_a_decision_has_its_number_and_its_four_sections(file: Path) -> None:
+def test_a_decision_has_its_number_its_status_and_its_four_sections(file: Path) -> None:
     lines = file.read_text().splitlines()
     assert lines[0].startswith(f"# {file.stem[:4]}: ")
+    status = re.fullmatch(
+        r"Status: (?:Accepted|Superseded by \d{4}"
+        r"|Accepted, superseded in part by \d{4}(?: and \d{4})?)",
+        lines[2],
+    )
+    assert status, lines[2]
+    decisions = {adr.stem[:4]: adr.read_text() for adr in ADRS}
+    for later in re.findall(r"\d{4}", lines[2]):
+        assert "Supersedes" in decisions[later]
+        assert f"[{file.stem[:4]}]({file.name})" in decisions[later]
     assert [line for line in lines if line.startswith("## ")] == [
         "## Context",
         "## Decision",
