@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.layers import MAY_IMPORT, RUNTIME
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("cairn", "metastore", "spark_jobs", "dags", "plugins", "demo")
+MOST_FLOORS = 6
 MOST_MODULE_LINES = 399
 MOST_FUNCTION_LINES = 50
 
@@ -96,6 +98,36 @@ def test_the_runtimes_folders_import_downwards_only() -> None:
         if name.startswith(f"cairn.runtime.{other}.")
     ]
     assert wrong == []
+
+
+def imports_within(package: str, depth: int | None = None) -> dict[str, set[str]]:
+    """Returns which modules of a package each one imports; by their first `depth` names only."""
+    names = {path.removesuffix(".py").removesuffix("/__init__") for path in modules()}
+    known = {name.replace("/", ".") for name in names}
+    graph: dict[str, set[str]] = {}
+    for path, name in imported():
+        importer = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        found = name if name in known else name.rpartition(".")[0]
+        one, other = (".".join(each.split(".")[:depth]) for each in (importer, found))
+        if (
+            found in known
+            and one != other
+            and one.startswith(package)
+            and other.startswith(package)
+        ):
+            graph.setdefault(one, set()).add(other)
+    return graph
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    TopologicalSorter(imports_within("cairn")).prepare()  # its error names the circle
+
+
+def test_the_runtimes_folders_are_few_floors_without_a_circle() -> None:
+    graph, floors = imports_within("cairn.runtime.", depth=3), dict[str, int]()
+    for folder in TopologicalSorter(graph).static_order():
+        floors[folder] = 1 + max((floors[below] for below in graph.get(folder, ())), default=0)
+    assert 1 < max(floors.values()) <= MOST_FLOORS
 
 
 def test_imports_are_absolute() -> None:

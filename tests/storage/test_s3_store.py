@@ -13,7 +13,6 @@ from _pytest.mark import ParameterSet
 
 from cairn import Job
 from cairn.errors import BadInputError, CairnError, RefusedError, StorageError
-from cairn.runtime.driver.build_plan import check_storage
 from cairn.storage import open_store
 
 if TYPE_CHECKING:
@@ -283,10 +282,10 @@ def test_files_that_go_on_over_checkpoints_are_refused_on_s3_by_the_options_name
         options = {f"cairn.file-merging.{key.replace('_', '-')}": merging[key] for key in merging}
         return Job("j", storage=s3_url, metastore="embedded:/none", parallelism=1, options=options)
 
-    check_storage(job())
-    check_storage(job(across_checkpoint_boundary=True, enabled=False))
+    job().spec.check_storage()
+    job(across_checkpoint_boundary=True, enabled=False).spec.check_storage()
     with pytest.raises(
         BadInputError, match=r"file-merging\.across-checkpoint-boundary is true, but storage s3:"
     ):
-        check_storage(job(across_checkpoint_boundary=True))
+        job(across_checkpoint_boundary=True).spec.check_storage()
     assert list(open_store(s3_url).list("")) == []

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from cairn.errors import BadInputError
-from cairn.runtime.driver.grouped import GroupedData
+from cairn.runtime.driver.job import GroupedData
 from tests.streams.streams import OUTPUT, Remember, Settings
 
 pytestmark = pytest.mark.spark

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -21,6 +20,7 @@ from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.errors import BadInputError
 from cairn.runtime.driver.initial_rows import pack, write_initial_rows
 from cairn.runtime.driver.inputs import Inputs, with_event_time
+from cairn.runtime.driver.job_spec import JobSpec
 from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, Operator
@@ -30,9 +30,6 @@ from cairn.state.codec import TupleCodec
 from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
 from cairn.state.times import TimeMode
 from cairn.storage import open_store
-
-if TYPE_CHECKING:
-    from cairn.runtime.driver.job import Job
 
 _FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -58,7 +55,7 @@ class Call:
 
 
 def transform(
-    job: Job, inputs: Inputs, count: int, key_columns: tuple[str, ...], call: Call
+    job: JobSpec, inputs: Inputs, count: int, key_columns: tuple[str, ...], call: Call
 ) -> DataFrame:
     """Returns the DataFrame of what the processor yields; `count` is how many inputs there are."""
     dumped: bytes = cloudpickle.dumps(call.processor)  # type: ignore[no-untyped-call]
@@ -110,7 +107,7 @@ def struct(schema: object) -> StructType:
 
 
 def _on_stream(
-    job: Job,
+    job: JobSpec,
     inputs: Inputs,
     operator: Operator,
     call: Call,
@@ -119,7 +116,7 @@ def _on_stream(
 ) -> DataFrame:
     session = inputs.df.sparkSession
     warn_if_subtasks_float(session)
-    check_storage(job)
+    job.check_storage()
     registration = Registration(
         run_id=uuid.uuid4(),
         job=job.name,
@@ -148,26 +145,8 @@ def _on_stream(
     return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
 
 
-def check_storage(job: Job) -> None:
-    """Checks that the job's storage can be written as its options ask.
-
-    Raises:
-        BadInputError: it can never be, or not with `across-checkpoint-boundary`.
-        StorageError: it does not work now.
-    """
-    store = open_store(job.storage)
-    store.check_writable()
-    if job.settings.merges_files_across and not store.can_append():
-        raise BadInputError(
-            "cairn.file-merging.across-checkpoint-boundary is true, but storage "
-            f"{store.url} shows the bytes of a file only once it is closed: a checkpoint could "
-            "not be read while its file is open. Leave the option out, or use a file system",
-            job=job.name,
-        )
-
-
 def _register(
-    job: Job, registration: Registration, slots: int | None
+    job: JobSpec, registration: Registration, slots: int | None
 ) -> tuple[RegisteredRun, RunPlan]:
     url, timeout_ms = job.open_metastore(), job.settings.metastore_timeout_ms
     origin = None
@@ -207,7 +186,7 @@ def _register(
     )
 
 
-def _on_batch(job: Job, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
+def _on_batch(job: JobSpec, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
     if job.restore_from is not None:
         raise BadInputError(
             "a batch DataFrame starts from no state: leave out restore_from", job=job.name

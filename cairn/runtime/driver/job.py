@@ -1,17 +1,21 @@
-"""The library's front: `cairn.Job`."""
+"""The library's front: `cairn.Job`, and its groups with `transformWithState` as Spark has it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
 
-from cairn.catalog.embedded import EMBEDDED_PREFIX, resolve_url
-from cairn.catalog.migrate import migrate, require_current
 from cairn.errors import BadInputError
-from cairn.runtime.driver.grouped import GroupedData
+from cairn.runtime.driver.build_plan import Call, Initial, struct, transform
+from cairn.runtime.driver.inputs import unite
+from cairn.runtime.driver.job_spec import JobSpec
 from cairn.savepoints.manifest_files import check_manifest_url
 from cairn.settings import Settings
+from cairn.state.times import TimeMode
 from cairn.storage import normalise_url
 
 
@@ -44,9 +48,8 @@ class Job:
     ) -> None:
         if not isinstance(name, str) or not name.strip():
             raise BadInputError(f"a job's name is text that is not empty, not {name!r}")
-        self.name = name
-        self.settings = Settings.from_options(options or {})
-        highest = self.settings.max_parallelism
+        settings = Settings.from_options(options or {})
+        highest = settings.max_parallelism
         if not isinstance(parallelism, int) or not 1 <= parallelism <= highest:
             raise BadInputError(
                 f"parallelism is {parallelism!r}; allowed: 1 to cairn.max-parallelism, which is "
@@ -54,13 +57,18 @@ class Job:
                 "once the job has state)",
                 job=name,
             )
-        self.parallelism = parallelism
-        self.storage = normalise_url(storage)
-        self.restore_from = None if restore_from is None else check_manifest_url(restore_from)
-        self._metastore = metastore
+        self.spec = JobSpec(
+            name=name,
+            storage=normalise_url(storage),
+            metastore=metastore,
+            parallelism=parallelism,
+            settings=settings,
+            restore_from=None if restore_from is None else check_manifest_url(restore_from),
+        )
 
     def __repr__(self) -> str:
-        return f"Job({self.name!r}, storage={self.storage!r}, parallelism={self.parallelism})"
+        spec = self.spec
+        return f"Job({spec.name!r}, storage={spec.storage!r}, parallelism={spec.parallelism})"
 
     def groupBy(self, df: DataFrame | Sequence[DataFrame], *cols: str) -> GroupedData:
         """Returns a streaming or batch DataFrame grouped by some of its columns, by name.
@@ -73,30 +81,149 @@ class Job:
         """
         dfs = [df] if isinstance(df, DataFrame) else [*df]
         if not cols or not dfs:
-            raise BadInputError("groupBy needs a DataFrame and a column", job=self.name)
+            raise BadInputError("groupBy needs a DataFrame and a column", job=self.spec.name)
         for col in cols:
             if not isinstance(col, str):
                 raise BadInputError(
                     f"groupBy takes column names, not {type(col).__name__}; add the expression "
                     "with df.withColumn(name, …) and group by that name",
-                    job=self.name,
+                    job=self.spec.name,
                 )
             for one in dfs:
                 if col not in one.columns:
                     raise BadInputError(
                         f"no column {col!r}; the DataFrame has {', '.join(one.columns)}",
-                        job=self.name,
+                        job=self.spec.name,
                     )
-        return GroupedData(self, dfs, cols)
+        return GroupedData(self.spec, dfs, cols)
 
-    def open_metastore(self) -> str:
-        """Returns the metastore's SQLAlchemy URL; starts and migrates an embedded one.
+
+class GroupedData:
+    """A DataFrame, or several as one, grouped by key columns; streaming or batch."""
+
+    def __init__(
+        self, job: JobSpec, dfs: Sequence[DataFrame], key_columns: tuple[str, ...]
+    ) -> None:
+        self._job = job
+        self._dfs = dfs
+        self._key_columns = key_columns
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: object = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Returns what the processor yields, as rows. Signature and meaning are PySpark's.
+
+        On a stream it registers a run of the job: what is built here fences older runs of it once
+        its first batch begins. On a batch DataFrame nothing is registered and no state is kept.
+
+        Args:
+            statefulProcessor: takes rows of class Row.
+            outputStructType: of the rows it yields; a StructType or DDL text.
+            outputMode: Append or Update; both give what the processor yields.
+            timeMode: None, ProcessingTime or EventTime.
+            initialState: a batch DataFrame grouped by the same key, by `job.groupBy` or Spark's
+                own `groupBy`; the first batch hands its rows to `handleInitialState`.
+            eventTimeColumnName: the output column that later operators take for event time.
 
         Raises:
-            RefusedError: the database's revision is not the one this version needs.
+            BadInputError: an argument is wrong, or the job's state was made with another schema.
+            StorageError: the storage cannot be written.
         """
-        url = resolve_url(self._metastore)
-        if self._metastore.startswith(EMBEDDED_PREFIX):
-            migrate(url)
-        require_current(url)
-        return url
+        return self._transform(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            uses_pandas=False,
+        )
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: object = None,
+        eventTimeColumnName: str = "",
+    ) -> DataFrame:
+        """Returns what the processor yields, as pandas frames; otherwise as transformWithState."""
+        return self._transform(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            uses_pandas=True,
+        )
+
+    def _transform(
+        self,
+        processor: StatefulProcessor,
+        output_struct: StructType | str,
+        output_mode: str,
+        time_mode: str,
+        initial_state: object,
+        event_time_column: str,
+        *,
+        uses_pandas: bool,
+    ) -> DataFrame:
+        job = self._job
+        inputs = unite(self._dfs, job=job.name)
+        mode = _modes(job.name, output_mode, time_mode, is_streaming=inputs.df.isStreaming)
+        call = Call(
+            processor,
+            struct(output_struct),
+            mode,
+            uses_pandas,
+            None if initial_state is None else self._initial(initial_state),
+            event_time_column,
+        )
+        return transform(job, inputs, len(self._dfs), self._key_columns, call)
+
+    def _initial(self, grouped: Any) -> Initial:  # noqa: ANN401 - see the error
+        if isinstance(grouped, GroupedData) and len(grouped._dfs) == 1:
+            initial = Initial(grouped._dfs[0], grouped._key_columns)
+        elif hasattr(grouped, "_df") and hasattr(grouped, "agg"):
+            names = grouped.count().columns[:-1]  # Spark's own has no other way to its keys
+            initial = Initial(grouped._df, tuple(names))
+        else:
+            raise BadInputError(
+                "initialState is a DataFrame grouped by the key, such as "
+                f"job.groupBy(initial, …); found {type(grouped).__name__}",
+                job=self._job.name,
+            )
+        schema = self._dfs[0].schema
+        wanted = [schema[name].dataType for name in self._key_columns]
+        if [initial.df.schema[name].dataType for name in initial.key_columns] != wanted:
+            raise BadInputError(
+                "initialState is grouped by columns of other types than the rows: "
+                f"{', '.join(initial.key_columns)} of {initial.df.schema.simpleString()}, for "
+                f"{', '.join(self._key_columns)} of {schema.simpleString()}",
+                job=self._job.name,
+            )
+        if initial.df.isStreaming:
+            raise BadInputError("initialState is a batch DataFrame", job=self._job.name)
+        return initial
+
+
+def _modes(job: str, output_mode: str, time_mode: str, *, is_streaming: bool) -> TimeMode:
+    allowed = ["Append", "Update"] if is_streaming else ["Append", "Update", "Complete"]
+    if output_mode.lower() not in [mode.lower() for mode in allowed]:
+        raise BadInputError(
+            f"outputMode is {output_mode!r}; allowed: {' or '.join(map(repr, allowed))}", job=job
+        )
+    try:
+        return TimeMode(time_mode.lower())
+    except ValueError as error:
+        raise BadInputError(
+            f"timeMode is {time_mode!r}; allowed: 'None', 'ProcessingTime' or 'EventTime'", job=job
+        ) from error

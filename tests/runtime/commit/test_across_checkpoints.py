@@ -13,7 +13,6 @@ import pytest
 from cairn import Job
 from cairn.errors import BadInputError, FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.driver.build_plan import check_storage
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import files, objects, rows
@@ -360,7 +359,7 @@ def job(storage: str, **options: object) -> Job:
 
 
 def test_a_directory_is_probed_and_nothing_is_left(tmp_storage: str) -> None:
-    check_storage(job(tmp_storage, across_checkpoint_boundary=True))
+    job(tmp_storage, across_checkpoint_boundary=True).spec.check_storage()
     assert list(PosixStore(Path(tmp_storage.removeprefix("file://"))).list("")) == []
 
 
@@ -375,7 +374,7 @@ def test_a_storage_that_hides_an_open_files_bytes_is_refused_by_the_options_name
     tmp_storage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.storage.PosixStore", ClosedStore)
-    check_storage(job(tmp_storage))
-    check_storage(job(tmp_storage, across_checkpoint_boundary=True, enabled=False))
+    job(tmp_storage).spec.check_storage()
+    job(tmp_storage, across_checkpoint_boundary=True, enabled=False).spec.check_storage()
     with pytest.raises(BadInputError, match="across-checkpoint-boundary is true, but storage"):
-        check_storage(job(tmp_storage, across_checkpoint_boundary=True))
+        job(tmp_storage, across_checkpoint_boundary=True).spec.check_storage()

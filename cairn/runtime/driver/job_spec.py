@@ -1,0 +1,52 @@
+"""What a user says of a job, checked: all that building its plan needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cairn.catalog.embedded import EMBEDDED_PREFIX, resolve_url
+from cairn.catalog.migrate import migrate, require_current
+from cairn.errors import BadInputError
+from cairn.settings import Settings
+from cairn.storage import open_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """The arguments of `Job`. `metastore` may name an embedded one, which may not run yet."""
+
+    name: str
+    storage: str
+    metastore: str = field(repr=False)
+    parallelism: int
+    settings: Settings
+    restore_from: str | None = None
+
+    def open_metastore(self) -> str:
+        """Returns the metastore's SQLAlchemy URL; starts and migrates an embedded one.
+
+        Raises:
+            RefusedError: the database's revision is not the one this version needs.
+        """
+        url = resolve_url(self.metastore)
+        if self.metastore.startswith(EMBEDDED_PREFIX):
+            migrate(url)
+        require_current(url)
+        return url
+
+    def check_storage(self) -> None:
+        """Checks that the job's storage can be written as its options ask.
+
+        Raises:
+            BadInputError: it can never be, or not with `across-checkpoint-boundary`.
+            StorageError: it does not work now.
+        """
+        store = open_store(self.storage)
+        store.check_writable()
+        if self.settings.merges_files_across and not store.can_append():
+            raise BadInputError(
+                "cairn.file-merging.across-checkpoint-boundary is true, but storage "
+                f"{store.url} shows the bytes of a file only once it is closed: a checkpoint could "
+                "not be read while its file is open. Leave the option out, or use a file system",
+                job=self.name,
+            )
