@@ -179,7 +179,13 @@ class _Writer:
 
     def _begin(self, number: int) -> Attempt:
         batch = self._plan.batch(QUERY, number)
-        return Attempt(self._manager, self._store, batch, self._manager.begin(batch), number)
+        return Attempt(
+            manager=self._manager,
+            store=self._store,
+            batch=batch,
+            start=self._manager.begin(batch),
+            task_attempt=number,
+        )
 
     def _materialize(self, attempt: Attempt) -> None:
         for subtask in range(self._plan.parallelism):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import uuid
 from dataclasses import dataclass
 
 from cairn.keygroups import KeyGroupRange
 from metastore.enums import Scope, SegmentKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryHandle:
     """A directory that one subtask or one task manager owns, to be given up whole (FLIP-306 4.3).
 
@@ -23,7 +25,7 @@ class DirectoryHandle:
     tm_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHandle:
     """One contiguous byte range of a physical file, written by one subtask for one purpose.
 
@@ -47,3 +49,58 @@ class SegmentHandle:
     as_of_checkpoint: int
     released_checkpoint: int | None = None
     sequence_number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSpec:
+    """What a new segment is, wherever its bytes will be; `SegmentHandle` says what is what.
+
+    It is made in checkpoint `checkpoint_id` or from its state, and brings a restore there.
+    """
+
+    kind: SegmentKind
+    size_bytes: int
+    sha256: str
+    key_groups: KeyGroupRange
+    entries: int
+    checkpoint_id: int
+    sequence_number: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        data: bytes,
+        *,
+        kind: SegmentKind,
+        key_groups: KeyGroupRange,
+        entries: int,
+        checkpoint_id: int,
+        sequence_number: int = 0,
+    ) -> SegmentSpec:
+        """Returns the spec of a segment of these bytes."""
+        return cls(
+            kind=kind,
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            key_groups=key_groups,
+            entries=entries,
+            checkpoint_id=checkpoint_id,
+            sequence_number=sequence_number,
+        )
+
+    def at(self, path: str, offset: int = 0, *, segment_id: str | None = None) -> SegmentHandle:
+        """Returns the handle of the segment at a place in a file; its id is a fresh one if None."""
+        return SegmentHandle(
+            segment_id=segment_id or str(uuid.uuid4()),
+            kind=self.kind,
+            path=path,
+            offset=offset,
+            size_bytes=self.size_bytes,
+            sha256=self.sha256,
+            key_groups=self.key_groups,
+            entries=self.entries,
+            first_checkpoint=self.checkpoint_id,
+            as_of_checkpoint=self.checkpoint_id,
+            released_checkpoint=self.checkpoint_id + 1 if self.kind.is_exclusive else None,
+            sequence_number=self.sequence_number,
+        )

@@ -23,7 +23,7 @@ _MAGIC = "cairn-manifest"
 _VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestVariable:
     """A state variable: its id in entry keys and the layout of its values.
 
@@ -48,7 +48,7 @@ class ManifestFile:
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSegment:
     """One byte range of a file, as `cairn.handles.SegmentHandle` has it.
 
@@ -69,7 +69,7 @@ class ManifestSegment:
     sequence_number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """One confirmed checkpoint of one job. Times are milliseconds since 1970.
 
@@ -103,18 +103,20 @@ class Manifest:
             (
                 segment.subtask,
                 SegmentHandle(
-                    segment.segment_id,
-                    segment.kind,
-                    paths[segment.file_id],
-                    segment.offset,
-                    segment.size_bytes,
-                    segment.sha256,
-                    segment.key_groups,
-                    segment.entries,
-                    segment.first_checkpoint,
-                    segment.as_of_checkpoint,
-                    self.checkpoint_id + 1 if segment.kind.is_exclusive else None,
-                    segment.sequence_number,
+                    segment_id=segment.segment_id,
+                    kind=segment.kind,
+                    path=paths[segment.file_id],
+                    offset=segment.offset,
+                    size_bytes=segment.size_bytes,
+                    sha256=segment.sha256,
+                    key_groups=segment.key_groups,
+                    entries=segment.entries,
+                    first_checkpoint=segment.first_checkpoint,
+                    as_of_checkpoint=segment.as_of_checkpoint,
+                    released_checkpoint=(
+                        self.checkpoint_id + 1 if segment.kind.is_exclusive else None
+                    ),
+                    sequence_number=segment.sequence_number,
                 ),
             )
             for segment in self.segments

@@ -14,6 +14,7 @@ from tests.layers import MAY_IMPORT, RUNTIME
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("cairn", "metastore", "spark_jobs", "dags", "plugins", "demo")
+KEYWORD_ONLY = ("cairn/handles.py", "cairn/manifest.py", "cairn/runtime/")
 MOST_FLOORS = 6
 MOST_MODULE_LINES = 399
 MOST_FUNCTION_LINES = 50
@@ -199,3 +200,18 @@ def test_functions_have_at_most_50_lines() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: n for name, n in lines.items() if n > MOST_FUNCTION_LINES} == {}
+
+
+def test_records_of_four_fields_and_more_are_keyword_only() -> None:
+    records = [
+        (f"{path}: {node.name}", ast.unparse(decorator))
+        for path, tree in modules().items()
+        if path.startswith(KEYWORD_ONLY)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for decorator in node.decorator_list
+        if ast.unparse(decorator).startswith("dataclass")
+        and sum(isinstance(statement, ast.AnnAssign) for statement in node.body) >= 4
+    ]
+    assert len(records) > 20
+    assert [name for name, decorator in records if "kw_only=True" not in decorator] == []

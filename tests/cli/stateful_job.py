@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from cairn.catalog.job.bases import install
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
 from cairn.catalog.job.runs import Registration, register_run
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import range_of, subtask_of
 from cairn.layout import task_manager_file
 from cairn.segments.format import encode
@@ -221,19 +220,14 @@ class StatefulJob:
         file = IntendedFile(file_id, path, Scope.TASK_MANAGER)
         self._run(lambda c: intend_files(c, ref, [file]))
         open_store(self.storage).put(path, [data])
-        handle = SegmentHandle(
-            str(uuid4()),
-            kind,
-            path,
-            0,
-            len(data),
-            hashlib.sha256(data).hexdigest(),
-            range_of(subtask, SUBTASKS, KEY_GROUPS),
-            len(ordered),
-            as_of,
-            as_of,
+        spec = SegmentSpec.of(
+            data,
+            kind=kind,
+            key_groups=range_of(subtask, SUBTASKS, KEY_GROUPS),
+            entries=len(ordered),
+            checkpoint_id=as_of,
         )
-        return WrittenFile(file_id, len(data)), handle
+        return WrittenFile(file_id, len(data)), spec.at(path)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         return run_transaction(self.url, work, what="testing")

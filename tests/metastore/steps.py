@@ -18,7 +18,7 @@ from cairn.catalog.job.begin import BatchStart, begin_batch
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.catalog.job.segments import segments_at
-from cairn.handles import DirectoryHandle, SegmentHandle
+from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
@@ -102,24 +102,21 @@ class Steps:
     def directory(self) -> DirectoryHandle:
         """The directory that all its files are in."""
         path = task_manager_directory(self.job_id, "tm")
-        return DirectoryHandle(path, Scope.TASK_MANAGER, tm_id="tm")
+        return DirectoryHandle(path=path, scope=Scope.TASK_MANAGER, tm_id="tm")
 
     def path(self, file: WrittenFile) -> str:
         return task_manager_file(self.job_id, "tm", file.file_id)
 
     def changelog(self, epoch: int, checkpoint_id: int, subtask: int, offset: int) -> SegmentHandle:
-        return SegmentHandle(
-            str(uuid4()),
-            SegmentKind.CHANGELOG,
-            "",
-            offset,
-            SIZE_BYTES,
-            "00",
-            range_of(subtask, self.parallelism[epoch], MAX_PARALLELISM),
-            1,
-            checkpoint_id,
-            checkpoint_id,
+        spec = SegmentSpec(
+            kind=SegmentKind.CHANGELOG,
+            size_bytes=SIZE_BYTES,
+            sha256="00",
+            key_groups=range_of(subtask, self.parallelism[epoch], MAX_PARALLELISM),
+            entries=1,
+            checkpoint_id=checkpoint_id,
         )
+        return spec.at("", offset)
 
     def lists(self, epoch: int, checkpoint_id: int, subtask: int, offset: int) -> SegmentHandle:
         """Returns the handle of a subtask's operator lists."""
@@ -188,19 +185,15 @@ class Steps:
         kind: SegmentKind = SegmentKind.KEYED_FULL,
     ) -> tuple[WrittenFile, SegmentHandle]:
         """Returns a base of some key groups, with its file (the intent is recorded)."""
-        handle = SegmentHandle(
-            str(uuid4()),
-            kind,
-            "",
-            0,
-            SIZE_BYTES,
-            "00",
-            KeyGroupRange(*key_groups),
-            1,
-            as_of,
-            as_of,
+        spec = SegmentSpec(
+            kind=kind,
+            size_bytes=SIZE_BYTES,
+            sha256="00",
+            key_groups=KeyGroupRange(*key_groups),
+            entries=1,
+            checkpoint_id=as_of,
         )
-        return self.intend(batch, Scope.SHARED), handle
+        return self.intend(batch, Scope.SHARED), spec.at("")
 
     def install(
         self, batch: BatchRef, *bases: tuple[WrittenFile, SegmentHandle], subtask: int = 0

@@ -142,7 +142,13 @@ class Task:
         batch = self.plan.batch(QUERY, self.batch_id)
         manager = TaskManager(self.plan, self.executor)
         store = self.store or open_store(self.plan.storage)
-        attempt = Attempt(manager, store, batch, manager.begin(batch), self.task_attempt)
+        attempt = Attempt(
+            manager=manager,
+            store=store,
+            batch=batch,
+            start=manager.begin(batch),
+            task_attempt=self.task_attempt,
+        )
         if self.early is not None:
             attempt = replace(attempt, early=self.early)
         yield "begun"

@@ -209,7 +209,9 @@ def test_a_materialization_killed_at_any_step_is_done_by_the_next(
 
     def order() -> bytes:
         batch = query.plan.batch(QUERY, query.batches - 1)
-        return msgspec.msgpack.encode(Order(query.plan, killed.EXECUTOR, batch, 0, now_ms=1))
+        return msgspec.msgpack.encode(
+            Order(plan=query.plan, executor_root=killed.EXECUTOR, batch=batch, subtask=0, now_ms=1)
+        )
 
     def start(number: int) -> str:
         query.batch()

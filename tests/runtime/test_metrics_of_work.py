@@ -45,7 +45,15 @@ def of(stream: Stream, name: str) -> dict[object, float]:
 
 def materialize(stream: Stream, subtask: int) -> None:
     batch = stream.plan.batch(QUERY, stream.batches - 1)
-    carry_out(Order(stream.plan, "executor", batch, subtask, 10_000_000))
+    carry_out(
+        Order(
+            plan=stream.plan,
+            executor_root="executor",
+            batch=batch,
+            subtask=subtask,
+            now_ms=10_000_000,
+        )
+    )
 
 
 @contextmanager

@@ -25,7 +25,18 @@ from metastore.enums import Scope, SegmentKind
 KEY: dict[str, Any] = {"type": "struct", "fields": [{"name": "word", "type": "string"}]}
 FILE = ManifestFile("f-1", "job-1/shared/subtask-0-2/f-1.seg", Scope.SHARED)
 SEGMENT = ManifestSegment(
-    "s-1", "f-1", SegmentKind.KEYED_FULL, 1, KeyGroupRange(4, 8), 10, 20, "ab", 3, 7, 5, 2
+    segment_id="s-1",
+    file_id="f-1",
+    kind=SegmentKind.KEYED_FULL,
+    subtask=1,
+    key_groups=KeyGroupRange(4, 8),
+    offset=10,
+    size_bytes=20,
+    sha256="ab",
+    entries=3,
+    first_checkpoint=7,
+    as_of_checkpoint=5,
+    sequence_number=2,
 )
 MANIFEST = Manifest(
     job="clicks",
@@ -43,7 +54,17 @@ MANIFEST = Manifest(
     processing_ms=1,
     watermark_ms=2,
     max_event_ms=(3, None),
-    variables=(ManifestVariable(1, "n", "value", KEY, None, has_ttl=True, is_dropped=False),),
+    variables=(
+        ManifestVariable(
+            state_id=1,
+            name="n",
+            kind="value",
+            value_layout=KEY,
+            user_key_schema=None,
+            has_ttl=True,
+            is_dropped=False,
+        ),
+    ),
     files=(FILE,),
     segments=(SEGMENT,),
 )
@@ -60,13 +81,13 @@ manifests = st.builds(
     variables=st.lists(
         st.builds(
             ManifestVariable,
-            st.integers(1, 32767),
-            names,
-            st.sampled_from(["value", "list", "map"]),
-            st.dictionaries(names, names | st.integers(0, 9)),
-            st.none() | st.dictionaries(names, names),
-            st.booleans(),
-            st.booleans(),
+            state_id=st.integers(1, 32767),
+            name=names,
+            kind=st.sampled_from(["value", "list", "map"]),
+            value_layout=st.dictionaries(names, names | st.integers(0, 9)),
+            user_key_schema=st.none() | st.dictionaries(names, names),
+            has_ttl=st.booleans(),
+            is_dropped=st.booleans(),
         ),
         max_size=3,
     ).map(tuple),
@@ -88,16 +109,16 @@ def test_its_handles_are_those_of_the_segments() -> None:
         (
             1,
             SegmentHandle(
-                "s-1",
-                SegmentKind.KEYED_FULL,
-                FILE.path,
-                10,
-                20,
-                "ab",
-                KeyGroupRange(4, 8),
-                3,
-                7,
-                5,
+                segment_id="s-1",
+                kind=SegmentKind.KEYED_FULL,
+                path=FILE.path,
+                offset=10,
+                size_bytes=20,
+                sha256="ab",
+                key_groups=KeyGroupRange(4, 8),
+                entries=3,
+                first_checkpoint=7,
+                as_of_checkpoint=5,
                 sequence_number=2,
             ),
         )

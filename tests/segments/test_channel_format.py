@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.segments import channel
 from cairn.segments.channel import InFlight, decode, encode, read_channel
@@ -180,19 +179,14 @@ def test_a_segment_in_storage_is_checked_and_its_place_is_named(tmp_path: Path) 
     (tmp_path / "file.seg").write_bytes(b"before" + data + b"after")
 
     def handle_of(given: bytes) -> SegmentHandle:
-        return SegmentHandle(
-            "s-1",
-            SegmentKind.CHANNEL,
-            "file.seg",
-            6,
-            len(given),
-            hashlib.sha256(given).hexdigest(),
-            KeyGroupRange(0, 4),
-            1,
-            7,
-            7,
-            8,
+        spec = SegmentSpec.of(
+            given,
+            kind=SegmentKind.CHANNEL,
+            key_groups=KeyGroupRange(0, 4),
+            entries=1,
+            checkpoint_id=7,
         )
+        return spec.at("file.seg", 6, segment_id="s-1")
 
     store = PosixStore(tmp_path)
     found = plain(read_channel(store, handle_of(data), KeyGroupRange(2, 3), job="clicks"))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
 from cairn.segments.operator_lists import decode, encode, read_lists
@@ -64,18 +64,13 @@ def test_damage_is_named_with_file_and_offset(tmp_path: Path, damage: str) -> No
         data = segment_format.encode(Changes([DELETE], [element(0)], [None]), metadata=METADATA)
     (tmp_path / "file.seg").write_bytes(b"before" + data)
     recorded = data if damage == "content" else b"x"
-    handle = SegmentHandle(
-        "s-1",
-        SegmentKind.OPERATOR,
-        "file.seg",
-        6,
-        len(data),
-        hashlib.sha256(recorded).hexdigest(),
-        KeyGroupRange(0, 4),
-        4,
-        7,
-        7,
-        8,
+    spec = SegmentSpec.of(
+        recorded,
+        kind=SegmentKind.OPERATOR,
+        key_groups=KeyGroupRange(0, 4),
+        entries=4,
+        checkpoint_id=7,
     )
+    handle = replace(spec, size_bytes=len(data)).at("file.seg", 6, segment_id="s-1")
     with pytest.raises(CorruptSegmentError, match=r"s-1.*checkpoint 7, file file.seg, offset 6"):
         read_lists(PosixStore(tmp_path), handle, job="clicks")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
 from cairn.segments import reader
@@ -60,20 +58,14 @@ def written(store: PosixStore, segments: Sequence[Changes]) -> list[SegmentHandl
         data = segment_format.encode(one, metadata={})
         path = f"job/exclusive/{number}.seg"
         store.put(path, [data])
-        handles.append(
-            SegmentHandle(
-                str(uuid4()),
-                SegmentKind.CHANGELOG,
-                path,
-                0,
-                len(data),
-                hashlib.sha256(data).hexdigest(),
-                KeyGroupRange(number, number + 1),
-                len(one),
-                number + 1,
-                number + 1,
-            )
+        spec = SegmentSpec.of(
+            data,
+            kind=SegmentKind.CHANGELOG,
+            key_groups=KeyGroupRange(number, number + 1),
+            entries=len(one),
+            checkpoint_id=number + 1,
         )
+        handles.append(spec.at(path))
     return handles
 
 

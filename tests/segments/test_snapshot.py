@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.format import encode
 from cairn.segments.snapshot import snapshot
@@ -60,12 +59,12 @@ def write(
 ) -> SegmentHandle:
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
     data = encode(Changes(*columns), metadata={})
-    digest = hashlib.sha256(data).hexdigest()
     path = f"job-1/{sum(1 for _ in store.list('job-1/'))}.seg"
     store.put(path, [b"other", data])
-    return SegmentHandle(
-        "s", kind, path, len(b"other"), len(data), digest, key_groups, len(rows), 1, 1
+    spec = SegmentSpec.of(
+        data, kind=kind, key_groups=key_groups, entries=len(rows), checkpoint_id=1
     )
+    return spec.at(path, len(b"other"))
 
 
 @settings(

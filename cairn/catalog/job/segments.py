@@ -115,18 +115,18 @@ def replay_order(handle: SegmentHandle) -> tuple[int, int, KeyGroupRange, int]:
 def handle_of(row: Row[*tuple[Any, ...]]) -> SegmentHandle:
     """Returns the handle in a row that has `HANDLE_COLUMNS`."""
     return SegmentHandle(
-        str(row.segment_id),
-        row.kind,
-        row.path,
-        row.offset_bytes,
-        row.size_bytes,
-        row.sha256,
-        KeyGroupRange(row.key_groups.lower, row.key_groups.upper),
-        row.entries,
-        row.first_checkpoint,
-        row.as_of_checkpoint,
-        row.released_checkpoint,
-        row.sequence_number,
+        segment_id=str(row.segment_id),
+        kind=row.kind,
+        path=row.path,
+        offset=row.offset_bytes,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        key_groups=KeyGroupRange(row.key_groups.lower, row.key_groups.upper),
+        entries=row.entries,
+        first_checkpoint=row.first_checkpoint,
+        as_of_checkpoint=row.as_of_checkpoint,
+        released_checkpoint=row.released_checkpoint,
+        sequence_number=row.sequence_number,
     )
 
 

@@ -6,7 +6,6 @@ alone. So it stays exactly as long as the checkpoint does, and the cleanup takes
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -25,7 +24,7 @@ from cairn.catalog.job.segments import (
 )
 from cairn.catalog.job.times import latest
 from cairn.errors import FencedError, RefusedError
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
@@ -113,19 +112,14 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
 
 def manifest_handle(manifest: Manifest, file_id: str, path: str, data: bytes) -> SegmentHandle:
     """Returns the handle of a manifest: the only segment of its file, and so of the same id."""
-    return SegmentHandle(
-        file_id,
-        SegmentKind.MANIFEST,
-        path,
-        0,
-        len(data),
-        hashlib.sha256(data).hexdigest(),
-        KeyGroupRange(0, manifest.max_parallelism),
-        len(manifest.segments),
-        manifest.checkpoint_id,
-        manifest.checkpoint_id,
-        manifest.checkpoint_id + 1,
+    spec = SegmentSpec.of(
+        data,
+        kind=SegmentKind.MANIFEST,
+        key_groups=KeyGroupRange(0, manifest.max_parallelism),
+        entries=len(manifest.segments),
+        checkpoint_id=manifest.checkpoint_id,
     )
+    return spec.at(path, segment_id=file_id)
 
 
 def newest_manifest(connection: Connection, job_id: str) -> int:
@@ -195,12 +189,12 @@ def _variables(
     )
     return tuple(
         ManifestVariable(
-            row.state_id,
-            row.name,
-            row.kind.value,
-            row.value_schema,
-            row.user_key_schema,
-            row.has_ttl,
+            state_id=row.state_id,
+            name=row.name,
+            kind=row.kind.value,
+            value_layout=row.value_schema,
+            user_key_schema=row.user_key_schema,
+            has_ttl=row.has_ttl,
             # A run drops its variables in the transaction that opens its first checkpoint.
             is_dropped=row.dropped_at is not None and row.dropped_at <= checkpoint.began_at,
         )
@@ -225,18 +219,18 @@ def _segments(
         ManifestFile(file_id, path, scope) for path, file_id, scope in sorted(files)
     ), tuple(
         ManifestSegment(
-            handle.segment_id,
-            str(row.file_id),
-            handle.kind,
-            row.subtask,
-            handle.key_groups,
-            handle.offset,
-            handle.size_bytes,
-            handle.sha256,
-            handle.entries,
-            handle.first_checkpoint,
-            handle.as_of_checkpoint,
-            handle.sequence_number,
+            segment_id=handle.segment_id,
+            file_id=str(row.file_id),
+            kind=handle.kind,
+            subtask=row.subtask,
+            key_groups=handle.key_groups,
+            offset=handle.offset,
+            size_bytes=handle.size_bytes,
+            sha256=handle.sha256,
+            entries=handle.entries,
+            first_checkpoint=handle.first_checkpoint,
+            as_of_checkpoint=handle.as_of_checkpoint,
+            sequence_number=handle.sequence_number,
         )
         for row, handle in pairs
     )

@@ -37,7 +37,7 @@ class SequenceNumber:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRef:
     """Whose changelog it is: an attempt's, and where what it writes goes."""
 
@@ -72,7 +72,12 @@ class Changelog:
         self._uploads = uploads
         self._active: list[Changes] = []
         self._parts: list[_Part] = []
-        self._spool = Spool(attempt.manager, attempt.checkpoint_id, attempt.attempt_id, subtask)
+        self._spool = Spool(
+            manager=attempt.manager,
+            checkpoint_id=attempt.checkpoint_id,
+            attempt_id=attempt.attempt_id,
+            subtask=subtask,
+        )
         self._directory = attempt.manager.spool_directory(subtask)
         with fenced_if_removed(self._directory):
             self._directory.mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from cairn.storage.store import ObjectStore
 from metastore.enums import Scope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskPart:
     """What one subtask did in an attempt. It has no changelog if it changed nothing."""
 
@@ -37,7 +36,7 @@ class SubtaskPart:
     segments: tuple[SpooledSegment, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One task's wish that its subtasks be acknowledged."""
 
@@ -50,7 +49,7 @@ class Request:
     def size_bytes(self) -> int:
         """Bytes that are to be written."""
         segments = (segment for part in self.parts for segment in part.segments)
-        return sum(segment.size_bytes for segment in segments if segment.uploaded is None)
+        return sum(segment.spec.size_bytes for segment in segments if segment.uploaded is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Owned:
     segment: SpooledSegment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """The requests that one task commits for all, at least one."""
 
@@ -101,7 +100,7 @@ def commit_group(group: Group, pool: FilePool) -> None:
         StorageError, MetastoreError, FencedError, RefusedError: see `group_commit.commit`.
     """
     settings = group.manager.plan.settings
-    pieces = [Piece(one.subtask, one.segment.size_bytes) for one in group.waiting()]
+    pieces = [Piece(one.subtask, one.segment.spec.size_bytes) for one in group.waiting()]
     new_files = plan_files(pieces, settings)
     pool.take(len(new_files))
     files = plan_files(pieces, settings, pool.open_files())
@@ -134,14 +133,14 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
         offset = file.goes_on.size_bytes if file.goes_on else 0
         for one in segments:
             of_subtask = handles[one.request.attempt_id, one.subtask]
-            of_subtask.append(_handle(group, one, done.path, offset))
-            offset += one.segment.size_bytes
+            of_subtask.append(one.segment.spec.at(done.path, offset))
+            offset += one.segment.spec.size_bytes
     early = []
     for one in group.segments():
         if one.segment.uploaded is not None:
             early.append(one.segment.uploaded)
             of_subtask = handles[one.request.attempt_id, one.subtask]
-            of_subtask.append(_handle(group, one, one.segment.uploaded.path, 0))
+            of_subtask.append(one.segment.spec.at(one.segment.uploaded.path))
     acks = [
         _ack(request, part, handles[request.attempt_id, part.subtask])
         for request, part in group.parts()
@@ -149,7 +148,12 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
     _acknowledge(group, [*written, *early], acks, pool.waited_ms)
     pool.keep(
         [
-            OpenFile(done.file.file_id, done.path, file.size_bytes, frozenset(file.subtasks))
+            OpenFile(
+                file_id=done.file.file_id,
+                path=done.path,
+                size_bytes=file.size_bytes,
+                subtasks=frozenset(file.subtasks),
+            )
             for done, file in zip(written, files, strict=True)
             if not is_full(file.size_bytes, settings)
         ]
@@ -169,12 +173,17 @@ def changelog_target(
     path_of = partial(task_manager_file, plan.job_id, manager.tm_id)
     if not plan.settings.merging_enabled:
         path_of = partial(exclusive_file, plan.job_id, checkpoint_id, subtask)
-    return Target(batch, Scope.TASK_MANAGER, path_of, is_changelog=True)
+    return Target(batch=batch, scope=Scope.TASK_MANAGER, path_of=path_of, is_changelog=True)
 
 
 def _spooled(group: Group, inside: Sequence[Owned]) -> Iterable[bytes]:
     for one in inside:
-        spool = Spool(group.manager, group.checkpoint_id, one.request.attempt_id, one.subtask)
+        spool = Spool(
+            manager=group.manager,
+            checkpoint_id=group.checkpoint_id,
+            attempt_id=one.request.attempt_id,
+            subtask=one.subtask,
+        )
         yield spool.read(one.segment)
 
 
@@ -196,24 +205,6 @@ def _acknowledge(
         ),
         timeout_ms=plan.settings.metastore_timeout_ms,
         what=f"acknowledge checkpoint {group.checkpoint_id} of job {plan.job}",
-    )
-
-
-def _handle(group: Group, owned: Owned, path: str, offset: int) -> SegmentHandle:
-    segment = owned.segment
-    return SegmentHandle(
-        str(uuid.uuid4()),
-        segment.kind,
-        path,
-        offset,
-        segment.size_bytes,
-        segment.sha256,
-        group.manager.plan.key_groups(owned.subtask),
-        segment.entries,
-        group.checkpoint_id,
-        group.checkpoint_id,
-        group.checkpoint_id + 1 if segment.kind.is_exclusive else None,
-        segment.sequence_number,
     )
 
 

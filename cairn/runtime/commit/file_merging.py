@@ -19,7 +19,7 @@ class Piece:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFile:
     """A physical file that may go on at its end, `size_bytes`, and whose segments are in it."""
 
@@ -29,7 +29,7 @@ class OpenFile:
     subtasks: frozenset[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PlannedFile:
     """A file to write. `pieces` are places in the given sequence; `goes_on` is None if it is new.
 
@@ -53,10 +53,17 @@ def plan_files(
     """
     if not settings.merging_enabled:
         return [
-            PlannedFile(None, [place], piece.size_bytes, {piece.subtask})
+            PlannedFile(
+                goes_on=None, pieces=[place], size_bytes=piece.size_bytes, subtasks={piece.subtask}
+            )
             for place, piece in enumerate(pieces)
         ]
-    files = [PlannedFile(file, [], file.size_bytes, set(file.subtasks)) for file in open_files]
+    files = [
+        PlannedFile(
+            goes_on=file, pieces=[], size_bytes=file.size_bytes, subtasks=set(file.subtasks)
+        )
+        for file in open_files
+    ]
     for place, piece in enumerate(pieces):
         file = next((file for file in files if _takes(file, piece.subtask, settings)), None)
         if file is None:

@@ -70,7 +70,7 @@ def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: R
             pool = FilePool(manager, held)
             group = _gather(manager, batch, request, pool, held)
             if group:
-                commit_group(Group(manager, store, batch, group), pool)
+                commit_group(Group(manager=manager, store=store, batch=batch, requests=group), pool)
                 with fenced_if_removed(asked):
                     for done in group:
                         _request_file(manager, done).rename(_receipt_file(manager, done))

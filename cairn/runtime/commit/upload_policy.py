@@ -56,7 +56,7 @@ class SentRequest:
     failed_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What holds for one upload.
 
@@ -114,16 +114,21 @@ class History:
     def limits(self, settings: Settings, size_bytes: int) -> Limits:
         """Returns the limits of an upload of so many bytes."""
         if settings.upload_retry_policy == "none":
-            return Limits(math.inf, math.inf, 1, 0.0)
+            return Limits(
+                hedge_after_ms=math.inf,
+                timeout_ms=math.inf,
+                max_attempts=1,
+                next_attempt_delay_ms=0.0,
+            )
         if settings.upload_timeout_ms is None:
             hedge_after_ms, timeout_ms = self._adaptive(size_bytes)
         else:
             hedge_after_ms, timeout_ms = math.inf, float(settings.upload_timeout_ms)
         return Limits(
-            hedge_after_ms,
-            timeout_ms,
-            settings.upload_max_attempts,
-            float(settings.upload_next_attempt_delay_ms),
+            hedge_after_ms=hedge_after_ms,
+            timeout_ms=timeout_ms,
+            max_attempts=settings.upload_max_attempts,
+            next_attempt_delay_ms=float(settings.upload_next_attempt_delay_ms),
         )
 
     def take_hedge(self) -> bool:

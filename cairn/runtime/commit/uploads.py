@@ -33,7 +33,7 @@ from metastore.enums import Scope
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Whose file is written, and where: `path_of` gives the path for a file id.
 

@@ -42,7 +42,7 @@ class Initial:
     key_columns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """The arguments of transformWithState, checked."""
 

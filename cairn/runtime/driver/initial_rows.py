@@ -49,7 +49,7 @@ def write_initial_rows(
         if written:
             yield pa.RecordBatch.from_pylist(written, _SCHEMA)
 
-    return [InitialRows(*row) for row in routed.mapInArrow(write, _WRITTEN).collect()]
+    return [InitialRows(**row.asDict()) for row in routed.mapInArrow(write, _WRITTEN).collect()]
 
 
 _SCHEMA = pa.schema(

@@ -20,7 +20,7 @@ _WATERMARK_JOB = "cairn.watermarkJob"
 _NODE = "EventTimeWatermark"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """One or several inputs as one DataFrame; several are told apart by `INPUT_COLUMN`.
 
@@ -55,7 +55,7 @@ def unite(dfs: Sequence[DataFrame], *, job: str) -> Inputs:
     fields = [_event_time_field(df, job) for df in dfs]
     named = {field.name for field in fields if field is not None}
     if not named:
-        return Inputs(_united(dfs), first.schema)
+        return Inputs(df=_united(dfs), row_schema=first.schema)
     if len(named) > 1 or None in fields:
         raise BadInputError(
             "each input needs withWatermark on the same column: the watermark is the least over "
@@ -73,11 +73,13 @@ def unite(dfs: Sequence[DataFrame], *, job: str) -> Inputs:
             job=job,
         )
     return Inputs(
-        _united(dfs),
-        first.schema,
-        EventTime((name, "end"), (name, "start")) if is_window else EventTime((name,), (name,)),
-        () if upstream[0] else tuple(field.metadata[_DELAY] for field in found),
-        upstream[0],
+        df=_united(dfs),
+        row_schema=first.schema,
+        event_time=EventTime((name, "end"), (name, "start"))
+        if is_window
+        else EventTime((name,), (name,)),
+        delays_ms=() if upstream[0] else tuple(field.metadata[_DELAY] for field in found),
+        watermark_job_id=upstream[0],
     )
 
 

@@ -180,12 +180,12 @@ class GroupedData:
         inputs = unite(self._dfs, job=job.name)
         mode = _modes(job.name, output_mode, time_mode, is_streaming=inputs.df.isStreaming)
         call = Call(
-            processor,
-            struct(output_struct),
-            mode,
-            uses_pandas,
-            None if initial_state is None else self._initial(initial_state),
-            event_time_column,
+            processor=processor,
+            output_schema=struct(output_struct),
+            time_mode=mode,
+            uses_pandas=uses_pandas,
+            initial=None if initial_state is None else self._initial(initial_state),
+            event_time_column=event_time_column,
         )
         return transform(job, inputs, len(self._dfs), self._key_columns, call)
 

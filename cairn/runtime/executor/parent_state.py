@@ -153,7 +153,12 @@ def _apply_parent(
 ) -> int:
     """Applies the subtask's own changes in the parent; returns their bytes in storage."""
     ack = parent.acks[subtask]
-    spool = Spool(manager, parent.checkpoint_id, ack.attempt_id, subtask)
+    spool = Spool(
+        manager=manager,
+        checkpoint_id=parent.checkpoint_id,
+        attempt_id=ack.attempt_id,
+        subtask=subtask,
+    )
     for segment in ack.segments:
         here = spool.find(segment)
         stored = (

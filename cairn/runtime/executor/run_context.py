@@ -15,7 +15,7 @@ from cairn.settings import Settings
 from metastore.enums import Scope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InitialRows:
     """An object in storage that holds initial state rows of one subtask."""
 
@@ -25,7 +25,7 @@ class InitialRows:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """One run of one job, fixed when the query's plan is built."""
 
@@ -61,7 +61,9 @@ class RunPlan:
     def shared_directory(self, subtask: int) -> DirectoryHandle:
         """Returns the directory in storage that a subtask of this run owns."""
         path = shared_directory(self.job_id, subtask, self.parallelism)
-        return DirectoryHandle(path, Scope.SHARED, subtask, self.parallelism)
+        return DirectoryHandle(
+            path=path, scope=Scope.SHARED, subtask=subtask, parallelism=self.parallelism
+        )
 
     def batch(self, query_id: str, batch_id: int) -> BatchRef:
         """Returns the reference to one of the run's batches."""

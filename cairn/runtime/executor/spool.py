@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.catalog.job.files import Uploaded
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 from cairn.segments.format import segment_metadata
 from metastore.enums import SegmentKind
@@ -25,15 +25,11 @@ class SpooledSegment:
     That file holds nothing else, and is not sealed yet.
     """
 
-    sequence_number: int
-    size_bytes: int
-    sha256: str
-    entries: int
+    spec: SegmentSpec
     uploaded: Uploaded | None = None
-    kind: SegmentKind = SegmentKind.CHANGELOG
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spool:
     """What one attempt at a checkpoint keeps of one subtask: parts of its changelog, its lists."""
 
@@ -53,9 +49,15 @@ class Spool:
             FencedError: a newer run has removed this run's directory.
         """
         write_whole(self._file(number, kind), data)
-        return SpooledSegment(
-            number, len(data), hashlib.sha256(data).hexdigest(), entries, kind=kind
+        spec = SegmentSpec.of(
+            data,
+            kind=kind,
+            key_groups=self.manager.plan.key_groups(self.subtask),
+            entries=entries,
+            checkpoint_id=self.checkpoint_id,
+            sequence_number=number,
         )
+        return SpooledSegment(spec)
 
     def read(self, segment: SpooledSegment) -> bytes:
         """Returns the bytes of a segment that was added.
@@ -63,7 +65,7 @@ class Spool:
         Raises:
             FencedError: a newer run has removed this run's directory.
         """
-        file = self._file(segment.sequence_number, segment.kind)
+        file = self._file(segment.spec.sequence_number, segment.spec.kind)
         with fenced_if_removed(file):
             return file.read_bytes()
 

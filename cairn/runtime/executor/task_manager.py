@@ -83,7 +83,7 @@ class TaskManager:
     def owned(self) -> DirectoryHandle:
         """The directory in storage that this task manager owns."""
         path = task_manager_directory(self.plan.job_id, self.tm_id)
-        return DirectoryHandle(path, Scope.TASK_MANAGER, tm_id=self.tm_id)
+        return DirectoryHandle(path=path, scope=Scope.TASK_MANAGER, tm_id=self.tm_id)
 
     def is_claimed(self, handle: DirectoryHandle) -> bool:
         """Tells whether this run has claimed a directory from here before."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 _started: list[subprocess.Popen[bytes]] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What a materializing process is told, on its standard input."""
 
@@ -64,7 +64,7 @@ class Order:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How the materializations of a subtask went on this executor in this run."""
 
@@ -123,15 +123,19 @@ def start_if_due(
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         progress = _progress(manager, subtask)
-        if progress.is_final or progress.failures >= settings.materialize_max_failures:
-            if not progress.is_final:
-                _record(manager, subtask, Progress(progress.done_ms))
-            raise _failed(plan.job, subtask, progress)
+        _raise_if_given_up(manager, subtask, progress)
         if is_due_since(progress.done_ms):
             # Counted before it starts, so that one that is killed, or cannot start, counts too.
-            failures = progress.failures + 1
-            _record(manager, subtask, Progress(progress.done_ms, failures, _KILLED))
-            order = Order(plan, manager.executor_root, batch, subtask, clock.now_ms)
+            _record(
+                manager, subtask, replace(progress, failures=progress.failures + 1, error=_KILLED)
+            )
+            order = Order(
+                plan=plan,
+                executor_root=manager.executor_root,
+                batch=batch,
+                subtask=subtask,
+                now_ms=clock.now_ms,
+            )
             _start(order, lock, is_patient=not progress.failures)
     except BlockingIOError:
         return
@@ -139,14 +143,18 @@ def start_if_due(
         os.close(lock)
 
 
-def _failed(job: str, subtask: int, progress: Progress) -> CairnError:
+def _raise_if_given_up(manager: TaskManager, subtask: int, progress: Progress) -> None:
+    settings, job = manager.plan.settings, manager.plan.job
+    if not progress.is_final and progress.failures < settings.materialize_max_failures:
+        return
     text = (
         f"subtask {subtask} could not be materialized (failures in a row: {progress.failures}), "
         "so its changelog grows."
     )
     if progress.is_final:
-        return RefusedError(f"{text} Trying again cannot help: {progress.error}", job=job)
-    return StorageError(f"{text} The last time: {progress.error}", job=job)
+        raise RefusedError(f"{text} Trying again cannot help: {progress.error}", job=job)
+    _record(manager, subtask, Progress(done_ms=progress.done_ms))
+    raise StorageError(f"{text} The last time: {progress.error}", job=job)
 
 
 def lock_file(manager: TaskManager, subtask: int) -> Path:
@@ -196,7 +204,7 @@ def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
 def carry_out(order: Order, drawn: Drawn = iter) -> None:
     """Materializes a subtask and records how it went, here and in the metastore."""
     manager = TaskManager(order.plan, order.executor_root)
-    before, after = _progress(manager, order.subtask), Progress(order.now_ms)
+    before, after = _progress(manager, order.subtask), Progress(done_ms=order.now_ms)
     made, error, materialization_id = None, None, uuid.uuid4()
     try:
         _in_metastore(
@@ -216,7 +224,9 @@ def carry_out(order: Order, drawn: Drawn = iter) -> None:
         error = str(failed)
         # What is not known to have been written is written again, to another file.
         is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)
-        after = Progress(before.done_ms, before.failures, error, is_final)
+        after = Progress(
+            done_ms=before.done_ms, failures=before.failures, error=error, is_final=is_final
+        )
     _record(manager, order.subtask, after)
     _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
 

@@ -6,8 +6,6 @@ so it stays right whatever becomes of the batches that run meanwhile.
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from cairn.catalog.job.bases import Replay, install, replay_of
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import Materialized
 from cairn.errors import RefusedError
-from cairn.handles import SegmentHandle
+from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import exclusive_file, shared_file
 from cairn.runtime.commit.file_merging import OpenFile, fill_files, is_full
@@ -57,12 +55,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A segment to write, and what it covers."""
+    """A segment to write."""
 
-    key_groups: KeyGroupRange
-    entries: int
+    spec: SegmentSpec
     data: bytes
-    sha256: str
 
 
 Drawn = Callable[[Iterator[Encoded]], Iterator[Encoded]]
@@ -110,7 +106,7 @@ def materialize(
     encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
     with ExitStack() as held:
         slot = shared_slot(manager, subtask, held)
-        written = _write_all(manager, store, batch, subtask, kind, drawn(encoded), as_of, slot)
+        written = _write_all(manager, store, batch, subtask, drawn(encoded), as_of, slot)
         run_transaction(
             plan.metastore_url,
             lambda connection: install(connection, batch, subtask, written, replaced),
@@ -166,8 +162,14 @@ def _encode(
 ) -> Encoded:
     metadata = segment_format.segment_metadata(plan.job, as_of_checkpoint, subtask, kind)
     data = segment_format.encode(chunk.changes, metadata=metadata)
-    checksum = hashlib.sha256(data).hexdigest()
-    return Encoded(chunk.key_groups, len(chunk.changes), data, checksum)
+    spec = SegmentSpec.of(
+        data,
+        kind=kind,
+        key_groups=chunk.key_groups,
+        entries=len(chunk.changes),
+        checkpoint_id=as_of_checkpoint,
+    )
+    return Encoded(spec, data)
 
 
 def _write_all(
@@ -175,7 +177,6 @@ def _write_all(
     store: ObjectStore,
     batch: BatchRef,
     subtask: int,
-    kind: SegmentKind,
     segments: Iterable[Encoded],
     as_of_checkpoint: int,
     slot: Slot | None,
@@ -183,7 +184,7 @@ def _write_all(
     """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
     goes_on = slot.give_up() if slot is not None else None
     written: list[tuple[WrittenFile, SegmentHandle]] = []
-    write = partial(_write, manager, store, batch, subtask, kind)
+    write = partial(_write, manager, store, batch, subtask)
     for file in fill_files(segments, lambda s: len(s.data), manager.plan.settings, goes_on):
         try:
             written += write(file, as_of_checkpoint, goes_on)
@@ -201,7 +202,14 @@ def _leave_open(
     slot: Slot | None, subtask: int, last: WrittenFile, handle: SegmentHandle, settings: Settings
 ) -> None:
     if slot is not None and not is_full(last.size_bytes, settings):
-        slot.keep(OpenFile(last.file_id, handle.path, last.size_bytes, frozenset({subtask})))
+        slot.keep(
+            OpenFile(
+                file_id=last.file_id,
+                path=handle.path,
+                size_bytes=last.size_bytes,
+                subtasks=frozenset({subtask}),
+            )
+        )
 
 
 def _write(
@@ -209,7 +217,6 @@ def _write(
     store: ObjectStore,
     batch: BatchRef,
     subtask: int,
-    kind: SegmentKind,
     segments: Sequence[Encoded],
     as_of_checkpoint: int,
     goes_on: OpenFile | None,
@@ -220,22 +227,10 @@ def _write(
     path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
     if directory is None:
         path_of = partial(exclusive_file, plan.job_id, as_of_checkpoint, subtask)
-    target = Target(batch, Scope.SHARED, path_of, is_changelog=False)
+    target = Target(batch=batch, scope=Scope.SHARED, path_of=path_of, is_changelog=False)
     write = FileWrite(target, lambda: [segment.data for segment in segments], goes_on)
     [written] = write_files(manager, store, [write], claim=directory)
     offset = goes_on.size_bytes if goes_on else 0
     for segment in segments:
-        handle = SegmentHandle(
-            str(uuid.uuid4()),
-            kind,
-            written.path,
-            offset,
-            len(segment.data),
-            segment.sha256,
-            segment.key_groups,
-            segment.entries,
-            as_of_checkpoint,
-            as_of_checkpoint,
-        )
-        yield written.file, handle
-        offset += len(segment.data)
+        yield written.file, segment.spec.at(written.path, offset)
+        offset += segment.spec.size_bytes

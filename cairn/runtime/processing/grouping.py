@@ -25,7 +25,7 @@ _CODE_LIMIT = 2**62
 Codes = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """A table sorted so that the rows of each key are together, and what each key is."""
 
@@ -56,10 +56,10 @@ def group(table: pa.Table, keys: KeyColumns) -> Groups:
     if np.any(order[1:] < order[:-1]):
         table = table.take(pa.array(order))
     return Groups(
-        table,
-        first_rows.column(KEY_HASH_COLUMN).to_pylist(),
-        _keys(first_rows, keys),
-        np.diff(starts, append=len(codes)).tolist(),
+        table=table,
+        hashes=first_rows.column(KEY_HASH_COLUMN).to_pylist(),
+        keys=_keys(first_rows, keys),
+        counts=np.diff(starts, append=len(codes)).tolist(),
     )
 
 

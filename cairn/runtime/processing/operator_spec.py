@@ -31,7 +31,7 @@ class EventTime:
     latest_of: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """What a stateful operator does with the rows of a key, wherever and whenever it runs.
 

@@ -24,7 +24,7 @@ from cairn.state.view import Overlay
 from cairn.storage.store import ObjectStore
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worked:
     """A subtask that has been done: its changes are in its log, its operator lists in the spool."""
 
@@ -41,16 +41,16 @@ class Worked:
         """
         given = self.given
         return SubtaskPart(
-            self.log.subtask,
-            given.rows,
-            given.late_rows,
-            given.max_event_ms,
-            self.restore_ms,
-            (*self.log.persist(after=self.log.start), *self.lists),
+            subtask=self.log.subtask,
+            input_rows=given.rows,
+            late_rows=given.late_rows,
+            max_event_ms=given.max_event_ms,
+            restore_ms=self.restore_ms,
+            segments=(*self.log.persist(after=self.log.start), *self.lists),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """What all steps of an attempt need. `early` uploads parts while their batch goes on."""
 
@@ -90,7 +90,13 @@ class Attempt:
     def open_log(self, subtask: int) -> Changelog:
         """Returns the log of a subtask whose local state is the parent's: what led there goes."""
         checkpoint_id = self.start.checkpoint_id
-        attempt = AttemptRef(self.manager, self.store, self.batch, checkpoint_id, self.attempt_id)
+        attempt = AttemptRef(
+            manager=self.manager,
+            store=self.store,
+            batch=self.batch,
+            checkpoint_id=checkpoint_id,
+            attempt_id=self.attempt_id,
+        )
         log = Changelog(attempt, subtask, self.early)
         log.truncate(before=log.last_appended())
         return log
@@ -99,13 +105,18 @@ class Attempt:
         """Writes the rest of a subtask's changes to the spool."""
         log.append(overlay.changes())
         log.last_appended()
-        return Worked(log, given, restore_ms)
+        return Worked(log=log, given=given, restore_ms=restore_ms)
 
     def request(self, worked: Sequence[Worked]) -> Request:
         """Returns the request to acknowledge the subtasks."""
         # The newest first: its uploads wait the longest, and are taken back before they begin.
         parts = tuple(one.part() for one in reversed(worked))
-        return Request(self.start.checkpoint_id, self.attempt_id, self.task_attempt, parts[::-1])
+        return Request(
+            checkpoint_id=self.start.checkpoint_id,
+            attempt_id=self.attempt_id,
+            task_attempt=self.task_attempt,
+            parts=parts[::-1],
+        )
 
     def commit(self, worked: Sequence[Worked]) -> None:
         """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""

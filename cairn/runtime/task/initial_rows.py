@@ -93,7 +93,9 @@ def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> In
         writer.write_table(table)
     data: bytes = sink.getvalue().to_pybytes()
     store.put(path, [data])
-    return InitialRows(subtask, path, len(data), hashlib.sha256(data).hexdigest())
+    return InitialRows(
+        subtask=subtask, path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
 
 
 def read_initial_rows(

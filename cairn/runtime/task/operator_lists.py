@@ -81,7 +81,13 @@ class ParentLists:
         if parent is None or subtask not in parent.acks:
             return None
         attempt_id = parent.acks[subtask].attempt_id
-        return Spool(manager, parent.checkpoint_id, attempt_id, subtask).find(handle)
+        spool = Spool(
+            manager=manager,
+            checkpoint_id=parent.checkpoint_id,
+            attempt_id=attempt_id,
+            subtask=subtask,
+        )
+        return spool.find(handle)
 
 
 def spool_lists(attempt: Attempt, worked: Worked, lists: Lists) -> Worked:
@@ -94,6 +100,11 @@ def spool_lists(attempt: Attempt, worked: Worked, lists: Lists) -> Worked:
     if not entries:
         return worked
     kind, start = SegmentKind.OPERATOR, attempt.start
-    spool = Spool(attempt.manager, start.checkpoint_id, attempt.attempt_id, worked.log.subtask)
+    spool = Spool(
+        manager=attempt.manager,
+        checkpoint_id=start.checkpoint_id,
+        attempt_id=attempt.attempt_id,
+        subtask=worked.log.subtask,
+    )
     segment = spool.add(encode(lists, metadata=spool.metadata(kind)), entries, kind)
     return replace(worked, lists=(segment,))

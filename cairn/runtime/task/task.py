@@ -47,7 +47,13 @@ def run_task(
     batch = _batch(plan, context)
     manager = TaskManager(plan, os.environ["SPARK_LOCAL_DIRS"])
     start = manager.begin(batch)
-    attempt = Attempt(manager, open_store(plan.storage), batch, start, context.taskAttemptId())
+    attempt = Attempt(
+        manager=manager,
+        store=open_store(plan.storage),
+        batch=batch,
+        start=start,
+        task_attempt=context.taskAttemptId(),
+    )
     subtasks = plan.subtasks(context.partitionId())
     memory_bytes = plan.settings.task_memory_bytes
     with SpillDirectory() as spill:

@@ -46,7 +46,7 @@ class Work:
 
     def commit(self) -> None:
         """Makes the batch's changes durable and acknowledges them."""
-        self.attempt.commit([Worked(self.log, Input(rows=1), 0)])
+        self.attempt.commit([Worked(log=self.log, given=Input(rows=1), restore_ms=0)])
 
 
 @dataclass
@@ -78,11 +78,11 @@ class Query:
         self.attempts += 1
         batch, manager = self.plan.batch(QUERY, batch_id), self.manager
         attempt = Attempt(
-            manager,
-            store or self.store,
-            batch,
-            manager.begin(batch),
-            self.attempts,
+            manager=manager,
+            store=store or self.store,
+            batch=batch,
+            start=manager.begin(batch),
+            task_attempt=self.attempts,
             early=early or AtOnce(),
         )
         with (

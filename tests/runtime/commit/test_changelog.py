@@ -56,7 +56,7 @@ def test_persist_gives_what_comes_after_a_place_and_drops_nothing(query: Query) 
             work.log.last_appended()
 
         def after(number: int) -> list[int]:
-            return [part.sequence_number for part in work.log.persist(after=place(number))]
+            return [part.spec.sequence_number for part in work.log.persist(after=place(number))]
 
         assert [after(n) for n in (3, 1, 2, 0)] == [[], [1, 2], [2], [0, 1, 2]]
         assert len(work.log.persist(after=place(7, checkpoint_id=0))) == 3

@@ -102,7 +102,7 @@ def start_up_and_cp1(query: Query) -> None:
         # CP1 is triggered: persist after T0.
         [a] = work.log.persist(after=T0)
         assert work.log.last_appended() == T1
-        assert (a.sequence_number, a.entries, query.spooled()) == (0, 1, [(1, 0)])
+        assert (a.spec.sequence_number, a.spec.entries, query.spooled()) == (0, 1, [(1, 0)])
         work.commit()
     # CP1 completes.
     assert query.replayed(CP1) == [[b"a"]]
@@ -139,7 +139,7 @@ def trigger_materialization_and_cp2(query: Query) -> None:
             # State materialization completes: T0:T2 = a,b counts from the next checkpoint on.
             slow.go_on.set()
             assert materializing.result(timeout=30) is not None
-    assert query.handles(CP2)[-1].sha256 == c.sha256
+    assert query.handles(CP2)[-1].sha256 == c.spec.sha256
     assert query.replayed(CP2) == [[b"a"], [b"b"], [b"c"]], "CP2 has the handles it had"
 
 
@@ -160,7 +160,7 @@ def finalise_cp1_and_cp2_then_cp3(query: Query) -> None:
         # list.add(d). CP3 is triggered: persist after T2, of which c is there already.
         work.add(b"d")
         [d] = work.log.persist(after=T2)
-        assert (work.log.last_appended(), d.sequence_number) == (T4, 0)
+        assert (work.log.last_appended(), d.spec.sequence_number) == (T4, 0)
         work.commit()
     # CP3 completes: the consolidated changes, those saved before, those newly saved. b is once.
     assert [handle.kind for handle in query.handles(CP3)] == [BASE, CHANGELOG, CHANGELOG]

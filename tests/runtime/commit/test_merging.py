@@ -63,9 +63,9 @@ def test_no_more_subtasks_than_the_limit_share_a_file() -> None:
 
 def test_an_open_file_goes_on_until_it_is_full_or_has_its_subtasks() -> None:
     settings = replace(ON, max_file_bytes=100, max_subtasks_per_file=2)
-    full = OpenFile("full", "f", 100, frozenset({0}))
-    taken = OpenFile("taken", "t", 10, frozenset({4, 5}))
-    room = OpenFile("room", "r", 10, frozenset({0}))
+    full = OpenFile(file_id="full", path="f", size_bytes=100, subtasks=frozenset({0}))
+    taken = OpenFile(file_id="taken", path="t", size_bytes=10, subtasks=frozenset({4, 5}))
+    room = OpenFile(file_id="room", path="r", size_bytes=10, subtasks=frozenset({0}))
     files = plan_files([Piece(0, 1), Piece(1, 1), Piece(2, 1)], settings, [full, taken, room])
     assert [(file.goes_on, file.pieces, file.size_bytes) for file in files] == [
         (room, [0, 1], 12),
@@ -111,7 +111,7 @@ def test_files_of_one_subtask_filled_one_by_one_are_those_of_the_plan(
 
 def test_an_open_file_is_filled_first() -> None:
     settings = replace(ON, max_file_bytes=100)
-    rest = OpenFile("rest", "r", 70, frozenset({0}))
+    rest = OpenFile(file_id="rest", path="r", size_bytes=70, subtasks=frozenset({0}))
     assert list(fill_files([20, 20, 90, 5, 5], int, settings, rest)) == [[20, 20], [90, 5, 5]]
 
 

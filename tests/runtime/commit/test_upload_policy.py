@@ -105,7 +105,12 @@ def limits(
     max_attempts: int = 3,
     next_attempt_delay_ms: float = 500,
 ) -> Limits:
-    return Limits(hedge_after_ms, timeout_ms, max_attempts, next_attempt_delay_ms)
+    return Limits(
+        hedge_after_ms=hedge_after_ms,
+        timeout_ms=timeout_ms,
+        max_attempts=max_attempts,
+        next_attempt_delay_ms=next_attempt_delay_ms,
+    )
 
 
 def test_an_upload_begins_with_one_request() -> None:
@@ -198,7 +203,9 @@ def test_quick_requests_are_not_hedged_before_the_floor_nor_timed_out_before_a_s
 def test_a_given_timeout_is_flinks_and_there_are_no_hedges() -> None:
     settings = Settings(upload_timeout_ms=1000)
     fixed = observed(LEAST_OBSERVED, 100).limits(settings, SIZE_BYTES)
-    assert fixed == Limits(math.inf, 1000, 3, 500)
+    assert fixed == Limits(
+        hedge_after_ms=math.inf, timeout_ms=1000, max_attempts=3, next_attempt_delay_ms=500
+    )
 
 
 def test_the_policy_none_sends_one_request() -> None:

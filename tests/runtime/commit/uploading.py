@@ -41,7 +41,9 @@ class Uploading:
 
     def upload(self, size_bytes: int = 1, *, is_changelog: bool = True) -> Uploaded:
         path_of = partial(task_manager_file, self.plan.job_id, self.manager.tm_id)
-        target = Target(self.batch, Scope.TASK_MANAGER, path_of, is_changelog)
+        target = Target(
+            batch=self.batch, scope=Scope.TASK_MANAGER, path_of=path_of, is_changelog=is_changelog
+        )
         return upload(self.manager, self.store, target, [b"x" * size_bytes])
 
     def rows(self, statement: str) -> list[Any]:

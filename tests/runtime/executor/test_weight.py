@@ -67,7 +67,11 @@ def run(plan: RunPlan, batch_id: int) -> None:
 
 def materialize(plan: RunPlan, batch_id: int) -> None:
     """Does what the process does that a task starts, in this one."""
-    carry_out(Order(plan, "one", plan.batch(QUERY, batch_id), 0, 1))
+    carry_out(
+        Order(
+            plan=plan, executor_root="one", batch=plan.batch(QUERY, batch_id), subtask=0, now_ms=1
+        )
+    )
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_its_computing_thread_waits_for_an_idle_core_and_after_a_failure_insists
     with without_end(stream) as pid:
         until(lambda: priorities(pid)[:2] == [ours, (os.SCHED_OTHER, ours[1] + 10)])
     with stream.alone():
-        assert materializer._progress(stream.manager, 0) == Progress(DUE.now_ms)
+        assert materializer._progress(stream.manager, 0) == Progress(done_ms=DUE.now_ms)
 
 
 def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insists(

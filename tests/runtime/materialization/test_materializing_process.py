@@ -55,7 +55,13 @@ def test_whoever_takes_a_lock_that_batches_may_wait_for_does_not_compute(
             Task(plan, "one", batch_id, 0, batch_id, write).run()
             if batch_id % 2:
                 threads.clear()
-                order = Order(plan, "one", plan.batch(QUERY, batch_id), 0, batch_id)
+                order = Order(
+                    plan=plan,
+                    executor_root="one",
+                    batch=plan.batch(QUERY, batch_id),
+                    subtask=0,
+                    now_ms=batch_id,
+                )
                 sys.setprofile(note)
                 try:
                     carry_out(order, partial(drawn_in, thread))
