@@ -10,14 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from cairn.errors import CairnError
+from demo.processes import end
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
 FINAL_STATES = ("success", "failed")
@@ -146,16 +145,7 @@ class LocalAirflow:
 
     def stop(self) -> None:
         """Ends every process: SIGTERM, and SIGKILL for what is left after 10 s."""
-        sessions = {process.pid for process in self._processes.values()}
-        members = _in_sessions(sessions)
-        for process in self._processes.values():
-            process.terminate()
-        _, alive = psutil.wait_procs(members, timeout=_STOP_S)
-        for member in {*alive, *_in_sessions(sessions)}:
-            with _gone_is_fine():
-                member.kill()
-        for process in self._processes.values():
-            process.wait()
+        end(self._processes.values(), patience_s=_STOP_S)
         self._processes.clear()
 
     @property
@@ -311,21 +301,3 @@ def _errors(events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-
-
-def _in_sessions(sessions: set[int]) -> list[psutil.Process]:
-    """Returns the processes whose session's leader is one of these process ids."""
-    members = []
-    for process in psutil.process_iter():
-        with _gone_is_fine():
-            if os.getsid(process.pid) in sessions:
-                members.append(process)
-    return members
-
-
-@contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-        return

@@ -1,4 +1,4 @@
-"""What came of the demo, read from the metastore and from storage."""
+"""The demo's result, read from the metastore and from storage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import split
 from cairn.storage import open_store
-from metastore.enums import CheckpointStatus, FileStatus
+from demo.usage import Usage, usage
+from metastore.enums import CheckpointStatus
 from metastore.models import Checkpoint, Job, PhysicalFile, Segment, StateVariable, SubtaskAck
 
 NATIVE_FORMULA = (
@@ -25,45 +26,73 @@ NATIVE_FORMULA = (
     "RocksDB's snapshots would come on top; the offset and commit logs are left out on both sides"
 )
 
+_REMOVED = {
+    "checkpoints": "subsumed_checkpoints",
+    "files": "deleted_files",
+    "size_bytes": "freed_bytes",
+}
+"""What the DAG run calls the change of a fact of `Usage`."""
+
+_ROWS = {
+    "checkpoints": "checkpoints",
+    "files": "files, by the metastore",
+    "size_bytes": "bytes, by the metastore",
+    "listed_files": "files, listed in storage",
+    "listed_bytes": "bytes, listed in storage",
+    "uncommitted_bytes": "of these, never committed",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The demo's result; `mismatches` counts keys whose count is not the plain Python one."""
+    """The demo's result.
+
+    `mismatches` counts keys whose count is not the plain Python one. `cleanup` has the sums that
+    the DAG run returned. `batches` are those with input.
+    """
 
     batches: int
-    checkpoints: dict[str, int]
     words: int
     windows: int
     keys: int
     mismatches: int
+    killed_in_checkpoint: int
+    restore_after_kill_ms: int
     physical_files_created: int
     segments_created: int
-    files_deleted: int
-    physical_bytes: int
-    live_bytes: int
-    space_amplification: float
-    restore_after_kill_ms: int
-    killed_in_checkpoint: int
     native_state_files_4_partitions: int
     native_state_files_200_partitions: int
     native_state_files_formula: str
+    before_cleanup: Usage
+    cleanup: dict[str, int]
+    after_cleanup: Usage
+
+    def problems(self) -> list[str]:
+        """Returns in sentences what is wrong; empty if the demo showed what it promises."""
+        found = [f"{self.mismatches} counts are wrong"] if self.mismatches else []
+        for fact, name in _REMOVED.items():
+            removed = getattr(self.before_cleanup, fact) - getattr(self.after_cleanup, fact)
+            if self.cleanup[name] <= 0:
+                found.append(f"the cleanup had nothing to do: {name} is {self.cleanup[name]}")
+            if removed != self.cleanup[name]:
+                found.append(f"{name} is {self.cleanup[name]} by the DAG run, {removed} in fact")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as plain values."""
         return asdict(self)
 
     def print(self, console: Console) -> None:
-        """Prints the report as a table."""
-        table = Table(title="What came of it", show_header=False)
+        """Prints the report as two tables."""
+        table = Table(title="The counts", show_header=False)
         for name, value in self.to_json().items():
-            shown = (
-                ", ".join(f"{k} {v:,}" for k, v in value.items())
-                if isinstance(value, dict)
-                else value
-            )
-            table.add_row(
-                name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown)
-            )
+            if isinstance(value, int):
+                table.add_row(name.replace("_", " "), f"{value:,}")
+        console.print(table)
+        table = Table("", "before", "after", "removed", title="The cleanup by Airflow")
+        for fact, name in _ROWS.items():
+            before, after = getattr(self.before_cleanup, fact), getattr(self.after_cleanup, fact)
+            table.add_row(name, f"{before:,}", f"{after:,}", f"{before - after:,}")
         console.print(table)
 
 
@@ -98,51 +127,41 @@ def counted_words(connection: Connection, job: str) -> Counter[tuple[str, str]]:
 def make_report(
     connection: Connection,
     job: str,
-    counted: Counter[tuple[str, str]],
     expected: Counter[tuple[str, str]],
     killed_in: int,
+    before: Usage,
+    cleanup: dict[str, int],
 ) -> DemoReport:
-    """Returns the report of a finished demo."""
+    """Returns the report of a demo whose cleanup has just ended."""
+    counted = counted_words(connection, job)
     job_id = connection.execute(select(Job.job_id).where(Job.name == job)).scalar_one()
-    statuses = connection.execute(
-        select(Checkpoint.status, func.count())
-        .where(Checkpoint.job_id == job_id)
-        .group_by(Checkpoint.status)
-    )
-    checkpoints = {status.value: count for status, count in statuses}
     batches = connection.execute(
-        select(func.count(Checkpoint.batch_id.distinct())).where(Checkpoint.job_id == job_id)
+        select(func.count(Checkpoint.batch_id.distinct()))
+        .join(SubtaskAck)
+        .where(Checkpoint.job_id == job_id, SubtaskAck.input_rows > 0)
     ).scalar_one()
-    created, deleted, physical, live = connection.execute(
-        select(
-            func.count(PhysicalFile.sealed_at),
-            func.count(PhysicalFile.deleted_at),
-            func.sum(PhysicalFile.size_bytes).filter(PhysicalFile.status != FileStatus.DELETED),
-            func.sum(PhysicalFile.live_bytes),
-        ).where(PhysicalFile.job_id == job_id)
-    ).one()
-    physical_bytes, live_bytes = int(physical or 0), int(live or 0)
+    files = connection.execute(
+        select(func.count(PhysicalFile.sealed_at)).where(PhysicalFile.job_id == job_id)
+    ).scalar_one()
     segments = connection.execute(
         select(func.count()).select_from(Segment).where(Segment.job_id == job_id)
     ).scalar_one()
     return DemoReport(
         batches=batches,
-        checkpoints=checkpoints,
         words=sum(counted.values()),
         windows=len({window for _, window in counted}),
         keys=len(counted),
         mismatches=sum(counted[key] != expected[key] for key in counted.keys() | expected.keys()),
-        physical_files_created=created,
-        segments_created=segments,
-        files_deleted=deleted,
-        physical_bytes=physical_bytes,
-        live_bytes=live_bytes,
-        space_amplification=round(physical_bytes / live_bytes, 3),
-        restore_after_kill_ms=_restore_ms(connection, job_id, killed_in),
         killed_in_checkpoint=killed_in,
+        restore_after_kill_ms=_restore_ms(connection, job_id, killed_in),
+        physical_files_created=files,
+        segments_created=segments,
         native_state_files_4_partitions=2 * 4 * batches + 4,
         native_state_files_200_partitions=2 * 200 * batches + 4,
         native_state_files_formula=NATIVE_FORMULA,
+        before_cleanup=before,
+        cleanup=cleanup,
+        after_cleanup=usage(connection, job),
     )
 
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from cairn.catalog.engine import open_engine
 from cairn.errors import CairnError
-from metastore.enums import CheckpointStatus
-from metastore.models import Checkpoint, Job
+from demo.processes import end, kill
+from metastore.enums import CheckpointStatus, SegmentKind
+from metastore.models import Checkpoint, Job, Segment, SubtaskAck
+
+T = TypeVar("T")
 
 DONE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED)
+_POLL_S = 0.05
 
 
 class StreamFailedError(CairnError):
-    """The streaming process ended by itself, and not well."""
+    """The streaming process ended by itself, or did not do in time what was waited for."""
 
 
 class Stream:
-    """The word count in a process group of its own, its output in a log file."""
+    """The word count in a session of its own, its output in a log file."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:
         self._log = log
@@ -45,55 +49,105 @@ class Stream:
         """
         code = self._process.poll()
         if code:
-            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
-            raise StreamFailedError(
-                f"the stream ended with exit code {code}. Its log ends:\n{tail}",
-                file=str(self._log),
-            )
+            raise self._failed(f"the stream ended with exit code {code}")
         return code is None
 
+    def wait_for(self, what: str, find: Callable[[], T | None], *, timeout_s: float) -> T:
+        """Returns what `find` returns once that is not None.
+
+        Raises:
+            StreamFailedError: the stream ended first, or time is up.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.running():
+            if (found := find()) is not None:
+                return found
+            if time.monotonic() > deadline:
+                raise self._failed(f"the stream runs, but in {timeout_s:g} s there was no {what}")
+            time.sleep(_POLL_S)
+        raise self._failed(f"the stream ended, and there was no {what}")
+
     def kill(self) -> None:
-        """Sends SIGKILL to the whole process group: driver, JVM and Python workers."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Sends SIGKILL to the driver, the JVM, the Python workers and what they have started."""
+        kill([self._process])
 
     def stop(self) -> None:
         """Ends it, gently first."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        end([self._process], patience_s=20)
+
+    def _failed(self, what: str) -> StreamFailedError:
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
+        return StreamFailedError(f"{what}. Its log ends:\n{tail}", file=str(self._log))
 
 
 def batches_done(url: str, job: str) -> int:
     """Returns how many of the job's batches have a whole checkpoint, by the metastore."""
-    with open_engine(url).connect() as connection:
-        return connection.execute(
+    return (
+        _number(
+            url,
             select(func.count(Checkpoint.batch_id.distinct()))
             .join(Job, Job.job_id == Checkpoint.job_id)
-            .where(Job.name == job, Checkpoint.status.in_(DONE))
-        ).scalar_one()
+            .where(Job.name == job, Checkpoint.status.in_(DONE)),
+        )
+        or 0
+    )
 
 
-def wait_for_middle_of_batch(stream: Stream, url: str, job: str) -> int:
-    """Returns the id of a checkpoint that has begun and that not all subtasks have acknowledged.
+def rows_read(url: str, job: str) -> int:
+    """Returns how many input rows are part of the job's whole checkpoints."""
+    return (
+        _number(
+            url,
+            select(func.sum(SubtaskAck.input_rows))
+            .join(Checkpoint)
+            .join(Job, Job.job_id == Checkpoint.job_id)
+            .where(Job.name == job, Checkpoint.status.in_(DONE)),
+        )
+        or 0
+    )
 
-    Raises:
-        StreamFailedError: the stream ended before one was seen.
-    """
-    newest = (
+
+def begun_checkpoint(url: str, job: str) -> int | None:
+    """Returns the id of a checkpoint that has begun and is not whole; None if there is none."""
+    return _number(
+        url,
         select(func.max(Checkpoint.checkpoint_id))
         .join(Job, Job.job_id == Checkpoint.job_id)
-        .where(Job.name == job, Checkpoint.status == CheckpointStatus.IN_PROGRESS)
+        .where(Job.name == job, Checkpoint.status == CheckpointStatus.IN_PROGRESS),
     )
-    while stream.running():
-        with open_engine(url).connect() as connection:
-            found = connection.execute(newest).scalar_one()
-        if found is not None:
-            return int(found)
-        time.sleep(0.01)
-    raise StreamFailedError(
-        "the stream came to its end before it could be killed in a batch", job=job
+
+
+def compacted_subtasks(url: str, job: str, *, since: int) -> int:
+    """Returns of how many subtasks the cleanup can delete the changelog up to checkpoint `since`.
+
+    These have a base or an increment in its place that a later run has installed, in every
+    checkpoint that the cleanup will keep.
+    """
+    kept = (
+        select(Checkpoint.checkpoint_id)
+        .where(Checkpoint.job_id == Job.job_id, Checkpoint.status == CheckpointStatus.CONFIRMED)
+        .order_by(Checkpoint.checkpoint_id.desc())
+        .offset(Job.num_retained - 1)
+        .limit(1)
+        .scalar_subquery()
     )
+    return (
+        _number(
+            url,
+            select(func.count(Segment.subtask.distinct()))
+            .join(Job, Job.job_id == Segment.job_id)
+            .where(
+                Job.name == job,
+                Segment.kind.in_([SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT]),
+                Segment.first_checkpoint > since + 1,
+                Segment.first_checkpoint <= kept,
+            ),
+        )
+        or 0
+    )
+
+
+def _number(url: str, query: Select[int]) -> int | None:
+    with open_engine(url).connect() as connection:
+        number = connection.execute(query).scalar_one()
+    return None if number is None else int(number)

@@ -81,6 +81,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-running", action="store_true", help="wait for new files instead of stopping"
     )
+    parser.add_argument(
+        "--heartbeat", action="store_true", help="a batch a second while there are no new files"
+    )
     return parser.parse_args(argv)
 
 
@@ -99,7 +102,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         .config("spark.shuffle.reduceLocality.enabled", "false")
         .getOrCreate()
     )
-    options = {"cairn.changelog.periodic-materialize.interval": args.materialize_interval}
+    options = {
+        "cairn.changelog.periodic-materialize.interval": args.materialize_interval,
+        "cairn.heartbeat.enabled": args.heartbeat,
+    }
     if args.local_dir:
         options["cairn.local-dir"] = args.local_dir
     job = cairn.Job(
