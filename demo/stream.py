@@ -20,7 +20,7 @@ from metastore.models import Checkpoint, Job, Segment, SubtaskAck
 T = TypeVar("T")
 
 DONE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED)
-_POLL_S = 0.05
+_POLL_S = 0.1
 
 
 class StreamFailedError(CairnError):
