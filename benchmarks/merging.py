@@ -34,8 +34,8 @@ from benchmarks.processors import ListedWindowCount, WindowCount
 from benchmarks.session import spark_session
 from benchmarks.source import SCHEMA, Source
 from benchmarks.workloads import Workload
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url
-from cairn.catalog.engine import open_engine
 from cairn.errors import CairnError
 from cairn.maintenance.cleanup import cleanup_job
 from metastore.enums import FileStatus
@@ -143,7 +143,7 @@ def run_mode(
         tables.append(df.toArrow())
         listing.look()
         if mode.options is not None and batch_id % CLEANUP_EVERY == CLEANUP_EVERY - 1:
-            cleanup_job(resolve_url(metastore), job)
+            cleanup_job(Catalog(resolve_url(metastore)), job)
             listing.look()
         outcome.samples.append(_sample(listing, mode, metastore, job))
 
@@ -201,7 +201,7 @@ def _words(rows: DataFrame) -> DataFrame:
 def _sample(listing: Listing, mode: Mode, metastore: str, job: str) -> Sample:
     size_bytes, amplification = sum(listing.present.values()), None
     if mode.options is not None:
-        with open_engine(resolve_url(metastore)).connect() as connection:
+        with Catalog(resolve_url(metastore)).begin() as connection:
             amplification = connection.scalar(
                 text("SELECT ratio FROM cairn.v_space_amplification WHERE job_name = :job"),
                 {"job": job},
@@ -216,13 +216,13 @@ def _count(outcome: Outcome, listing: Listing, mode: Mode, metastore: str, job: 
         WrongCountError: the listing and the metastore do not know of the same files.
     """
     if mode.options is not None:
-        cleanup_job(resolve_url(metastore), job)
+        cleanup_job(Catalog(resolve_url(metastore)), job)
         listing.look()
     outcome.created = len(listing.seen)
     outcome.deleted = len(listing.seen) - len(listing.present)
     if mode.options is None:
         return
-    with open_engine(resolve_url(metastore)).connect() as connection:
+    with Catalog(resolve_url(metastore)).begin() as connection:
         found = connection.execute(
             select(PhysicalFile.status, func.count())
             .where(PhysicalFile.path.like(f"{job}-%"))

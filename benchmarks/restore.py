@@ -29,6 +29,7 @@ from benchmarks.restore_history import CHANGELOG, MATERIALISED, History, write_h
 from benchmarks.restore_local import WrongStateError, restore
 from benchmarks.restore_rows import Probe, Shape, write_final_rows
 from benchmarks.restore_spark import CAIRN, NATIVE, Order, SparkFailedError, Start, start
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url
 from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, tell: Callable[[str], None]) -> Measured:
     with workplace(args.output / "work-restore") as (work, metastore):
         url = resolve_url(metastore)
-        migrate(url)
+        migrate(Catalog(url))
         run = Run(
             Shape.of(args.size_mb * _MB, args.entry_bytes),
             args.parallelism,

@@ -25,7 +25,7 @@ from benchmarks.restore_rows import (
     steps,
 )
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.runs import Registration, register_run
 from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import KeyGroupRange, subtask_of
@@ -156,12 +156,11 @@ class _Writer:
     def finish(self, batches: int) -> History:
         """Confirms the last batch by beginning the next; returns what is there."""
         self._begin(batches)
-        pinned = pin(self._plan.metastore_url, self._name, None, kind=PinKind.SAVEPOINT)
+        pinned = pin(self._plan.catalog, self._name, None, kind=PinKind.SAVEPOINT)
         everything = KeyGroupRange(0, self._plan.settings.max_parallelism)
-        handles = run_transaction(
-            self._plan.metastore_url,
+        handles = self._plan.catalog.run(
+            "reading what a checkpoint holds",
             lambda c: segments_at(c, self._plan.job_id, pinned.checkpoint_id, everything),
-            what="reading what a checkpoint holds",
         )
         segments, size_bytes = Counter[str](), Counter[str]()
         for handle in handles:
@@ -191,7 +190,7 @@ class _Writer:
         for subtask in range(self._plan.parallelism):
             with parent_state(self._manager, self._store, subtask, attempt.start) as reader:
                 materialize(self._manager, self._store, attempt.batch, subtask, reader)
-        cleanup_job(self._plan.metastore_url, self._name)
+        cleanup_job(self._plan.catalog, self._name)
 
 
 def _register(
@@ -212,9 +211,8 @@ def _register(
         states=handle.declarations,
         time_mode=TimeMode.NONE.value,
     )
-    run = run_transaction(
-        metastore_url, lambda c: register_run(c, registration), what="registering a run"
-    )
+    catalog = Catalog(metastore_url)
+    run = catalog.run("registering a run", lambda c: register_run(c, registration))
     plan = RunPlan(
         job=name,
         job_id=run.job_id,
@@ -222,7 +220,7 @@ def _register(
         epoch=run.epoch,
         parallelism=parallelism,
         storage=storage,
-        metastore_url=metastore_url,
+        catalog=catalog,
         settings=settings,
         tasks=parallelism,
     )

@@ -24,7 +24,7 @@ import cairn
 from benchmarks.processors import Latest
 from benchmarks.restore_rows import SCHEMA
 from benchmarks.session import ROOT, spark_session
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 
 NATIVE, CAIRN = "native", "cairn"
 _OUTPUT = "key string, value long, checksum long"
@@ -172,7 +172,7 @@ def _plan(session: SparkSession, order: Order, source: Path, directory: Path) ->
 
 
 def _restore_ms(order: Order, batch_id: int) -> int:
-    with open_engine(order.metastore).connect() as connection:
+    with Catalog(order.metastore).begin() as connection:
         found = connection.scalar(text(_RESTORED), {"job": order.directory, "batch": batch_id})
     if found is None:
         raise SparkFailedError(f"no acks of batch {batch_id}")

@@ -21,6 +21,7 @@ from benchmarks.results import Repetition
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
+from cairn.catalog.catalog import Catalog
 from cairn.runtime.driver.routing import route, task_slots, with_key_hash
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.settings import Settings
@@ -168,7 +169,7 @@ def _pass_through(rows: DataFrame, parallelism: int) -> DataFrame:
         epoch=0,
         parallelism=parallelism,
         storage="",
-        metastore_url="",
+        catalog=Catalog(""),
         settings=Settings(),
         tasks=min(parallelism, task_slots(rows.sparkSession) or parallelism),
     )

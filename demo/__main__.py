@@ -22,8 +22,8 @@ from rich.progress import Progress, TaskID
 
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url, stop
-from cairn.catalog.engine import open_engine
 from cairn.catalog.migrate import migrate
 from cairn.cli.output import progress_bars
 from cairn.errors import CairnError
@@ -52,7 +52,7 @@ Counts = Counter[tuple[str, str]]
 class Demo:
     """Where one run of the demo keeps its things."""
 
-    url: str
+    catalog: Catalog
     arguments: list[str]
     log: Path
 
@@ -111,7 +111,7 @@ def _run(storage: str, console: Console) -> DemoReport:
         counting = background.submit(_count, files, bars)
         migrating = background.submit(airflow.migrate)
         killed_in = _stream(demo, counting, bars)
-        with open_engine(demo.url).connect() as connection:
+        with demo.catalog.begin() as connection:
             before = usage(connection, JOB)
         migrating.result()
         try:
@@ -119,15 +119,15 @@ def _run(storage: str, console: Console) -> DemoReport:
             cleanup = _clean_up(airflow, bars)
         finally:
             airflow.stop()
-    with open_engine(demo.url).connect() as connection:
+    with demo.catalog.begin() as connection:
         report = make_report(connection, JOB, counting.result(), killed_in, before, cleanup)
     stop(METASTORE)
     return report
 
 
 def _prepare(storage: str, files: int) -> Demo:
-    url = resolve_url(METASTORE)
-    migrate(url)
+    catalog = Catalog(resolve_url(METASTORE))
+    migrate(catalog)
     arguments = {
         "--source": BUILD / "source",
         "--storage": storage,
@@ -140,7 +140,7 @@ def _prepare(storage: str, files: int) -> Demo:
         "--materialize-interval": "5 s",
     }
     words = [str(word) for pair in arguments.items() for word in pair]
-    return Demo(url, ["--keep-running", "--heartbeat", *words], BUILD / "stream.log")
+    return Demo(catalog, ["--keep-running", "--heartbeat", *words], BUILD / "stream.log")
 
 
 def _staged(bars: Progress) -> list[Path]:
@@ -168,14 +168,14 @@ def _stream(demo: Demo, counting: Future[Counts], bars: Progress) -> int:
         task = bars.add_task("Stream the rest", total=words)
         stream.wait_for(
             f"checkpoint with all {words} words",
-            lambda: _reached(words, rows_read(demo.url, JOB), bars, task),
+            lambda: _reached(words, rows_read(demo.catalog, JOB), bars, task),
             timeout_s=STEP_S,
         )
         task = bars.add_task("Stream on until it is compacted", total=PARALLELISM)
         stream.wait_for(
             f"base in all of the newest checkpoints for all {PARALLELISM} subtasks",
             lambda: _reached(
-                PARALLELISM, compacted_subtasks(demo.url, JOB, since=killed_in), bars, task
+                PARALLELISM, compacted_subtasks(demo.catalog, JOB, since=killed_in), bars, task
             ),
             timeout_s=STEP_S,
         )
@@ -191,11 +191,11 @@ def _stream_and_kill(demo: Demo, bars: Progress) -> int:
     try:
         stream.wait_for(
             f"checkpoint {KILL_AFTER_BATCHES}",
-            lambda: _reached(KILL_AFTER_BATCHES, batches_done(demo.url, JOB), bars, task),
+            lambda: _reached(KILL_AFTER_BATCHES, batches_done(demo.catalog, JOB), bars, task),
             timeout_s=STEP_S,
         )
         killed_in = stream.wait_for(
-            "batch to be killed in", lambda: begun_checkpoint(demo.url, JOB), timeout_s=STEP_S
+            "batch to be killed in", lambda: begun_checkpoint(demo.catalog, JOB), timeout_s=STEP_S
         )
     finally:
         stream.kill()

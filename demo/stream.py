@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sqlalchemy import Select, func, select
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
 from demo.processes import end, kill
 from metastore.enums import CheckpointStatus, SegmentKind
@@ -80,11 +80,11 @@ class Stream:
         return StreamFailedError(f"{what}. Its log ends:\n{tail}", file=str(self._log))
 
 
-def batches_done(url: str, job: str) -> int:
+def batches_done(catalog: Catalog, job: str) -> int:
     """Returns how many of the job's batches have a whole checkpoint, by the metastore."""
     return (
         _number(
-            url,
+            catalog,
             select(func.count(Checkpoint.batch_id.distinct()))
             .join(Job, Job.job_id == Checkpoint.job_id)
             .where(Job.name == job, Checkpoint.status.in_(DONE)),
@@ -93,11 +93,11 @@ def batches_done(url: str, job: str) -> int:
     )
 
 
-def rows_read(url: str, job: str) -> int:
+def rows_read(catalog: Catalog, job: str) -> int:
     """Returns how many input rows are part of the job's whole checkpoints."""
     return (
         _number(
-            url,
+            catalog,
             select(func.sum(SubtaskAck.input_rows))
             .join(Checkpoint)
             .join(Job, Job.job_id == Checkpoint.job_id)
@@ -107,17 +107,17 @@ def rows_read(url: str, job: str) -> int:
     )
 
 
-def begun_checkpoint(url: str, job: str) -> int | None:
+def begun_checkpoint(catalog: Catalog, job: str) -> int | None:
     """Returns the id of a checkpoint that has begun and is not whole; None if there is none."""
     return _number(
-        url,
+        catalog,
         select(func.max(Checkpoint.checkpoint_id))
         .join(Job, Job.job_id == Checkpoint.job_id)
         .where(Job.name == job, Checkpoint.status == CheckpointStatus.IN_PROGRESS),
     )
 
 
-def compacted_subtasks(url: str, job: str, *, since: int) -> int:
+def compacted_subtasks(catalog: Catalog, job: str, *, since: int) -> int:
     """Returns of how many subtasks the cleanup can delete the changelog up to checkpoint `since`.
 
     These have a base or an increment in its place that a later run has installed, in every
@@ -133,7 +133,7 @@ def compacted_subtasks(url: str, job: str, *, since: int) -> int:
     )
     return (
         _number(
-            url,
+            catalog,
             select(func.count(Segment.subtask.distinct()))
             .join(Job, Job.job_id == Segment.job_id)
             .where(
@@ -147,7 +147,7 @@ def compacted_subtasks(url: str, job: str, *, since: int) -> int:
     )
 
 
-def _number(url: str, query: Select[int]) -> int | None:
-    with open_engine(url).connect() as connection:
+def _number(catalog: Catalog, query: Select[int]) -> int | None:
+    with catalog.begin() as connection:
         number = connection.execute(query).scalar_one()
     return None if number is None else int(number)

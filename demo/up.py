@@ -18,6 +18,7 @@ from rich.console import Console
 
 from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(airflow: LocalAirflow, storage: str, console: Console) -> None:
     with console.status("Starting Postgres"):
         BUILD.mkdir(parents=True, exist_ok=True)
-        migrate(resolve_url(METASTORE))
+        migrate(Catalog(resolve_url(METASTORE)))
     with console.status("Starting Airflow"):
         airflow.migrate()
         airflow.start()

@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 
+from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.embedded import resolve_url, stop
-from cairn.catalog.engine import dispose_engines
 from cairn.catalog.migrate import migrate
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def postgres() -> Iterator[str]:
             # What a crash of the machine would lose is lost anyway: the tests are over then.
             connection.execute(text("ALTER SYSTEM SET fsync = off"))
             connection.execute(text("SELECT pg_reload_conf()"))
-        migrate(url)
+        migrate(Catalog(url))
         dispose_engines()
         yield url
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn.airflow_ext.metastore import metastore_url
+from cairn.airflow_ext.metastore import find_catalog
 from cairn.errors import BadInputError, RefusedError, StorageError
 
 log = logging.getLogger(__name__)
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 def jobs_to_clean(job: str | None) -> list[str]:
     """Returns the names of the jobs to clean: the one given, else all that the metastore has."""
-    from cairn.maintenance.cleanup import job_names  # noqa: PLC0415
+    from cairn.catalog.cleanup.snapshot import job_names  # noqa: PLC0415
 
     with _airflow_errors():
-        return [job] if job else job_names(metastore_url())
+        return [job] if job else find_catalog().run("listing the jobs", job_names)
 
 
 def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
     from cairn.maintenance.cleanup import cleanup_job  # noqa: PLC0415
 
     with _airflow_errors():
-        report = cleanup_job(metastore_url(), job, dry_run=dry_run)
+        report = cleanup_job(find_catalog(), job, dry_run=dry_run)
     log.info("%s", report)
     if report.failed_deletes:
         raise StorageError(

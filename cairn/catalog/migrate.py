@@ -16,14 +16,8 @@ from sqlalchemy import Connection, NullPool, create_engine, func, make_url, sele
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
+from cairn.catalog.catalog import Catalog, connect_args, driver_url, guard_message
 from cairn.catalog.embedded import masked
-from cairn.catalog.engine import (
-    connect_args,
-    driver_url,
-    guard_message,
-    open_engine,
-    run_transaction,
-)
 from cairn.errors import BadInputError, MetastoreError, RefusedError
 from metastore.definitions import install_definitions
 from metastore.models import SCHEMA
@@ -34,7 +28,7 @@ _TABLE_LOCK_MS = 5000
 _STATEMENT_MS = 600_000
 
 
-def migrate(url: str) -> list[str]:
+def migrate(catalog: Catalog) -> list[str]:
     """Applies the revisions that are missing, all in one transaction, and returns their ids.
 
     With them, triggers, views and roles become what their files say. Two processes never migrate
@@ -50,8 +44,8 @@ def migrate(url: str) -> list[str]:
     def note(*, step: MigrationInfo, **_: object) -> None:
         applied.extend(step.up_revision_ids)
 
-    _refuse_unknown(current_revision(url), url)
-    with _alone(url) as connection, connection.begin():
+    _refuse_unknown(current_revision(catalog), catalog)
+    with _alone(catalog.url) as connection, connection.begin():
         config = alembic_config()
         config.attributes["connection"] = connection
         config.attributes["on_version_apply"] = note
@@ -61,11 +55,9 @@ def migrate(url: str) -> list[str]:
     return applied
 
 
-def current_revision(url: str, *, timeout_ms: int = 60_000) -> str | None:
+def current_revision(catalog: Catalog) -> str | None:
     """Returns the revision of the schema; None where there is none yet."""
-    return run_transaction(
-        url, _revision_of, timeout_ms=timeout_ms, what="reading the metastore's revision"
-    )
+    return catalog.run("reading the metastore's revision", _revision_of)
 
 
 def head_revision() -> str:
@@ -76,30 +68,30 @@ def head_revision() -> str:
     return head
 
 
-def require_current(url: str, *, timeout_ms: int = 60_000) -> None:
+def require_current(catalog: Catalog) -> None:
     """Checks that the schema is the one this Cairn works with.
 
     Raises:
         RefusedError: it is older, newer or not there; says which and what to do.
     """
-    found = current_revision(url, timeout_ms=timeout_ms)
-    _refuse_unknown(found, url)
+    found = current_revision(catalog)
+    _refuse_unknown(found, catalog)
     if found != head_revision():
         raise RefusedError(
-            f"the metastore {masked(url)} is at revision {found or 'none'}, this Cairn needs "
-            f"{head_revision()}: run `cairn db migrate`"
+            f"the metastore {masked(catalog.url)} is at revision {found or 'none'}, this Cairn "
+            f"needs {head_revision()}: run `cairn db migrate`"
         )
 
 
-def draft_revision(url: str, message: str) -> Path:
+def draft_revision(catalog: Catalog, message: str) -> Path:
     """Writes the difference between the models and a current metastore as a new revision's draft.
 
     For developers: returns the draft's path in `metastore/migrations/versions`, to be edited.
     """
-    require_current(url)
+    require_current(catalog)
     config = alembic_config()
     number = f"{int(head_revision()) + 1:04d}"
-    with open_engine(url).connect() as connection:
+    with catalog.begin() as connection:
         config.attributes["connection"] = connection
         drafted = command.revision(config, message, autogenerate=True, rev_id=number)
     if not isinstance(drafted, Script):
@@ -159,11 +151,11 @@ def _revision_of(connection: Connection) -> str | None:
     return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
-def _refuse_unknown(found: str | None, url: str) -> None:
+def _refuse_unknown(found: str | None, catalog: Catalog) -> None:
     known = {s.revision for s in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
     if found is not None and found not in known:
         raise RefusedError(
-            f"the metastore {masked(url)} is at revision {found}, which this Cairn (up to "
+            f"the metastore {masked(catalog.url)} is at revision {found}, which this Cairn (up to "
             f"{head_revision()}) does not know: upgrade Cairn, or use a new metastore if Cairn "
             "was not released yet when this one was made"
         )

@@ -10,13 +10,16 @@ from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
+from cairn.catalog.catalog import Catalog, guard_message
 from cairn.catalog.embedded import resolve_url
-from cairn.catalog.engine import guard_message
 from cairn.cli import commands, inspect, metrics, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
 
 METASTORE_VARIABLE = "CAIRN_METASTORE"
+
+_TIMEOUT_MS = 10_000
+"""How long a command waits for the metastore, if it does not say otherwise."""
 
 _STORE_FAILED = 3
 _INTERRUPTED = 130
@@ -29,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-        code: int = arguments.run(_metastore_url(arguments.metastore), arguments)
+        code: int = arguments.run(_catalog(arguments.metastore), arguments)
         sys.stdout.flush()
         return code
     except CairnError as error:
@@ -100,11 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _metastore_url(given: str | None) -> str:
+def _catalog(given: str | None) -> Catalog:
     metastore = given or os.environ.get(METASTORE_VARIABLE)
     if not metastore:
         raise BadInputError(
             f"no metastore: give --metastore, or set {METASTORE_VARIABLE}, to postgresql://… or "
             "embedded:<directory>"
         )
-    return resolve_url(metastore)
+    return Catalog(resolve_url(metastore), timeout_ms=_TIMEOUT_MS)

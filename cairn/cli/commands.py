@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from cairn.catalog import migrate as migrations
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.cli.output import fail, print_json, print_table, progress_bars
 from cairn.errors import BadInputError, CairnError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 
-TIMEOUT_MS = 10_000
-"""How long a command waits for the metastore."""
+_CHANGES_TIMEOUT_MS = 60_000
+"""How long a command that changes much waits for the metastore."""
 
 _STORE_FAILED = 3
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
@@ -81,9 +81,9 @@ _REPORT_COLUMNS = {
 }
 
 
-def migrate(url: str, arguments: Namespace) -> int:
+def migrate(catalog: Catalog, arguments: Namespace) -> int:
     """Brings the schema up to date."""
-    applied = migrations.migrate(url)
+    applied = migrations.migrate(replace(catalog, timeout_ms=_CHANGES_TIMEOUT_MS))
     if arguments.json:
         print_json([{"revision": revision} for revision in applied])
     elif applied:
@@ -93,46 +93,46 @@ def migrate(url: str, arguments: Namespace) -> int:
     return 0
 
 
-def jobs(url: str, arguments: Namespace) -> int:
+def jobs(catalog: Catalog, arguments: Namespace) -> int:
     """Lists the jobs."""
-    rows = read_view(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
+    rows = read_view(catalog, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
     return print_rows(rows, _JOB_COLUMNS, arguments)
 
 
-def checkpoints(url: str, arguments: Namespace) -> int:
+def checkpoints(catalog: Catalog, arguments: Namespace) -> int:
     """Lists a job's checkpoints, oldest first."""
     query = "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id ORDER BY checkpoint_id"
-    rows = read_view(url, query, arguments.job)
+    rows = read_view(catalog, query, arguments.job)
     known = [row if row["watermark"] != _NO_TIME else {**row, "watermark": None} for row in rows]
     return print_rows(known, _CHECKPOINT_COLUMNS, arguments)
 
 
-def files(url: str, arguments: Namespace) -> int:
+def files(catalog: Catalog, arguments: Namespace) -> int:
     """Lists a job's files that are not deleted, oldest first."""
     query = (
         "SELECT * FROM cairn.v_files WHERE job_id = :job_id AND status <> 'DELETED' "
         "ORDER BY created_at, path"
     )
-    return print_rows(read_view(url, query, arguments.job), _FILE_COLUMNS, arguments)
+    return print_rows(read_view(catalog, query, arguments.job), _FILE_COLUMNS, arguments)
 
 
-def directories(url: str, arguments: Namespace) -> int:
+def directories(catalog: Catalog, arguments: Namespace) -> int:
     """Lists a job's directories that are not deleted, those of subtasks first."""
     query = (
         "SELECT * FROM cairn.v_directories WHERE job_id = :job_id AND status <> 'DELETED' "
         "ORDER BY scope, parallelism, subtask, claimed_at, path"
     )
-    return print_rows(read_view(url, query, arguments.job), _DIRECTORY_COLUMNS, arguments)
+    return print_rows(read_view(catalog, query, arguments.job), _DIRECTORY_COLUMNS, arguments)
 
 
-def cleanup(url: str, arguments: Namespace) -> int:
+def cleanup(catalog: Catalog, arguments: Namespace) -> int:
     """Cleans up one job or all; goes on to the next when one fails."""
-    listed = read_view(url, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
+    listed = read_view(catalog, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
     known = [row["job_name"] for row in listed]
     if arguments.job is not None and arguments.job not in known:
         raise unknown_job(arguments.job, known)
     chosen = known if arguments.job is None else [arguments.job]
-    reports, code = _cleanup_each(url, chosen, dry_run=arguments.dry_run)
+    reports, code = _cleanup_each(catalog, chosen, dry_run=arguments.dry_run)
     print_rows([asdict(report) for report in reports], _REPORT_COLUMNS, arguments)
     for report in reports:
         if report.failed_deletes:
@@ -151,7 +151,10 @@ def unknown_job(job: str, known: list[str]) -> BadInputError:
     return BadInputError(f"no job {job!r}; {there}")
 
 
-def _cleanup_each(url: str, chosen: list[str], *, dry_run: bool) -> tuple[list[CleanupReport], int]:
+def _cleanup_each(
+    catalog: Catalog, chosen: list[str], *, dry_run: bool
+) -> tuple[list[CleanupReport], int]:
+    catalog = replace(catalog, timeout_ms=_CHANGES_TIMEOUT_MS)
     reports: list[CleanupReport] = []
     code = 0
     with progress_bars() as progress:
@@ -159,22 +162,22 @@ def _cleanup_each(url: str, chosen: list[str], *, dry_run: bool) -> tuple[list[C
         for job in chosen:
             progress.update(task, description=job)
             try:
-                reports.append(cleanup_job(url, job, dry_run=dry_run))
+                reports.append(cleanup_job(catalog, job, dry_run=dry_run))
             except CairnError as error:
                 code = code or fail(error)
             progress.advance(task)
     return reports, code
 
 
-def read_view(url: str, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
+def read_view(catalog: Catalog, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
     """Returns a view's rows; of one job, by its name, where one is given."""
-    migrations.require_current(url, timeout_ms=TIMEOUT_MS)
+    migrations.require_current(catalog)
 
     def work(connection: Connection) -> list[Mapping[str, Any]]:
         values = {} if job is None else {"job_id": _job_id(connection, job)}
         return [dict(row) for row in connection.execute(text(query), values).mappings()]
 
-    return run_transaction(url, work, timeout_ms=TIMEOUT_MS, what="reading the metastore")
+    return catalog.run("reading the metastore", work)
 
 
 def _job_id(connection: Connection, job: str) -> str:

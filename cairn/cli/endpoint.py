@@ -20,7 +20,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import make_wsgi_app
 from sqlalchemy.exc import DBAPIError
 
-from cairn.catalog.engine import guard_message
+from cairn.catalog.catalog import guard_message
 from cairn.cli.output import fail
 from cairn.cli.prometheus import to_registry
 from cairn.errors import BadInputError, CairnError, MetastoreError

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, text
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.segments import lists_at, segments_at
 from cairn.catalog.migrate import require_current
-from cairn.cli.commands import TIMEOUT_MS, unknown_job
+from cairn.cli.commands import unknown_job
 from cairn.cli.output import print_json, print_table
 from cairn.errors import BadInputError, CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
@@ -85,14 +85,12 @@ class CheckpointContent:
     """Of operator lists, by subtask."""
 
 
-def state(url: str, arguments: Namespace) -> int:
+def state(catalog: Catalog, arguments: Namespace) -> int:
     """Prints the state of a job, or its timers, as of one checkpoint."""
-    require_current(url, timeout_ms=TIMEOUT_MS)
-    content = run_transaction(
-        url,
+    require_current(catalog)
+    content = catalog.run(
+        f"finding the state of job {arguments.job}",
         lambda connection: find_content(connection, arguments.job, arguments.checkpoint),
-        timeout_ms=TIMEOUT_MS,
-        what=f"finding the state of job {arguments.job}",
     )
     key = _wanted_key(arguments.key, content)
     if arguments.timers:

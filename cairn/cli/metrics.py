@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from cairn.catalog.catalog import Catalog
 from cairn.cli.commands import print_rows, read_view
 from cairn.cli.endpoint import TOKEN_VARIABLE, Address, MetricsApp, serve, token_of_environment
 from cairn.cli.prometheus import to_text
@@ -41,23 +42,23 @@ def add_command(commands: argparse._SubParsersAction[Any], common: argparse.Argu
     command.set_defaults(run=metrics)
 
 
-def metrics(url: str, arguments: Namespace) -> int:
+def metrics(catalog: Catalog, arguments: Namespace) -> int:
     """Prints the metrics of one job or all as Prometheus text, JSON or a table; or serves them."""
     if sum((arguments.json, arguments.table, arguments.serve is not None)) > 1:
         raise BadInputError("metrics takes one of --json, --table and --serve")
     if arguments.serve is not None:
-        return _serve(url, arguments)
-    rows = _read(url, arguments.job)
+        return _serve(catalog, arguments)
+    rows = _read(catalog, arguments.job)
     if arguments.json or arguments.table:
         return print_rows([_shown(row, arguments) for row in rows], _COLUMNS, arguments)
     print(to_text(rows), end="")
     return 0
 
 
-def _serve(url: str, arguments: Namespace) -> int:
+def _serve(catalog: Catalog, arguments: Namespace) -> int:
     address = Address.parse(arguments.serve)
-    app = MetricsApp(partial(_read, url, arguments.job), token_of_environment())
-    _read(url, arguments.job)  # what is wrong already is said now, not to each request
+    app = MetricsApp(partial(_read, catalog, arguments.job), token_of_environment())
+    _read(catalog, arguments.job)  # what is wrong already is said now, not to each request
     serve(address, app, ready=_say_where)
     return 0
 
@@ -66,13 +67,13 @@ def _say_where(url: str) -> None:
     print(f"serving {url}", file=sys.stderr, flush=True)
 
 
-def _read(url: str, job: str | None) -> Sequence[Mapping[str, Any]]:
+def _read(catalog: Catalog, job: str | None) -> Sequence[Mapping[str, Any]]:
     of_job = "" if job is None else "WHERE job_id = :job_id "
     query = (
         f"SELECT * FROM cairn.v_metrics {of_job}"  # noqa: S608 - fixed texts
         "ORDER BY job_name, metric, tm_id, subtask, quantile, kind"
     )
-    return read_view(url, query, job)
+    return read_view(catalog, query, job)
 
 
 def _shown(row: Mapping[str, Any], arguments: Namespace) -> Mapping[str, Any]:

@@ -6,13 +6,13 @@ import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import require_current
 from cairn.catalog.savepoints.pins import open_pins, remove_pins
-from cairn.cli.commands import TIMEOUT_MS, print_rows, read_view
+from cairn.cli.commands import print_rows, read_view
 from cairn.cli.output import progress_bars
 from cairn.errors import BadInputError
 from cairn.layout import manifest_file
@@ -20,8 +20,8 @@ from cairn.savepoints.rebuild import RebuildReport, rebuild
 from cairn.savepoints.write_manifest import pin as write_pin
 from metastore.enums import PinKind
 
-Run = Callable[[str, Namespace], int]
-"""Does what a command says, with the metastore's URL; returns the exit code."""
+Run = Callable[[Catalog, Namespace], int]
+"""Does what a command says; returns the exit code."""
 
 _CORRUPT = 5
 _REBUILD_TIMEOUT_MS = 600_000
@@ -90,50 +90,46 @@ def add_commands(
     again.set_defaults(run=rebuild_metastore)
 
 
-def savepoint(url: str, arguments: Namespace) -> int:
+def savepoint(catalog: Catalog, arguments: Namespace) -> int:
     """Pins the newest confirmed checkpoint, writes its manifest and prints the manifest's URL."""
-    return _pin(url, arguments, None, PinKind.SAVEPOINT)
+    return _pin(catalog, arguments, None, PinKind.SAVEPOINT)
 
 
-def pin(url: str, arguments: Namespace) -> int:
+def pin(catalog: Catalog, arguments: Namespace) -> int:
     """Pins a checkpoint and writes its manifest."""
-    return _pin(url, arguments, arguments.checkpoint, PinKind.PIN)
+    return _pin(catalog, arguments, arguments.checkpoint, PinKind.PIN)
 
 
-def unpin(url: str, arguments: Namespace) -> int:
+def unpin(catalog: Catalog, arguments: Namespace) -> int:
     """Removes the pins of a checkpoint or of a name."""
     if arguments.checkpoint is None and arguments.name is None:
         raise BadInputError("unpin takes a checkpoint, a --name, or both; `cairn pins` lists them")
-    require_current(url, timeout_ms=TIMEOUT_MS)
-    found = run_transaction(
-        url,
+    require_current(catalog)
+    found = catalog.run(
+        f"finding pins of job {arguments.job}",
         lambda c: open_pins(c, arguments.job, arguments.checkpoint, arguments.name),
-        timeout_ms=TIMEOUT_MS,
-        what=f"finding pins of job {arguments.job}",
     )
     if not arguments.dry_run:
-        run_transaction(
-            url,
+        catalog.run(
+            f"removing pins of job {arguments.job}",
             lambda c: remove_pins(c, arguments.job, [row["pin_id"] for row in found]),
-            timeout_ms=TIMEOUT_MS,
-            what=f"removing pins of job {arguments.job}",
         )
     return _print_pins([{**row, "dry_run": arguments.dry_run} for row in found], arguments)
 
 
-def pins(url: str, arguments: Namespace) -> int:
+def pins(catalog: Catalog, arguments: Namespace) -> int:
     """Lists a job's pins and savepoints, oldest checkpoint first."""
     query = (
         "SELECT * FROM cairn.v_pins WHERE job_id = :job_id AND removed_at IS NULL "
         "ORDER BY checkpoint_id, created_at"
     )
-    return print_rows(read_view(url, query, arguments.job), _PIN_COLUMNS, arguments)
+    return print_rows(read_view(catalog, query, arguments.job), _PIN_COLUMNS, arguments)
 
 
-def rebuild_metastore(url: str, arguments: Namespace) -> int:
+def rebuild_metastore(catalog: Catalog, arguments: Namespace) -> int:
     """Fills the metastore from manifests, and says what could not be brought back."""
-    require_current(url, timeout_ms=TIMEOUT_MS)
-    report = _rebuild(url, arguments)
+    require_current(catalog)
+    report = _rebuild(catalog, arguments)
     for problem in report.problems:
         print(f"not used: {problem}", file=sys.stderr)
     if not report.jobs:
@@ -143,28 +139,26 @@ def rebuild_metastore(url: str, arguments: Namespace) -> int:
     return _CORRUPT if report.problems else 0
 
 
-def _rebuild(url: str, arguments: Namespace) -> RebuildReport:
+def _rebuild(catalog: Catalog, arguments: Namespace) -> RebuildReport:
     with progress_bars() as progress:
         task = progress.add_task("reading manifests", total=None)
         return rebuild(
-            url,
+            replace(catalog, timeout_ms=_REBUILD_TIMEOUT_MS),
             arguments.storage,
             dry_run=arguments.dry_run,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
-            timeout_ms=_REBUILD_TIMEOUT_MS,
         )
 
 
-def _pin(url: str, arguments: Namespace, checkpoint_id: int | None, kind: PinKind) -> int:
-    require_current(url, timeout_ms=TIMEOUT_MS)
+def _pin(catalog: Catalog, arguments: Namespace, checkpoint_id: int | None, kind: PinKind) -> int:
+    require_current(catalog)
     pinned = write_pin(
-        url,
+        catalog,
         arguments.job,
         checkpoint_id,
         kind=kind,
         name=arguments.name,
         dry_run=arguments.dry_run,
-        timeout_ms=TIMEOUT_MS,
     )
     manifest = f"{pinned.storage}/{manifest_file(pinned.job_id, pinned.checkpoint_id)}"
     row: Mapping[str, Any] = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from uuid import UUID, uuid4
 
-from cairn.catalog.cleanup import snapshot as upkeep
-from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.cleanup.apply import PLAN_LIFE_MIN, Applied, apply_plan, store_plan
 from cairn.catalog.cleanup.deletions import total_open
-from cairn.catalog.cleanup.snapshot import UpkeepSnapshot, read_snapshot
+from cairn.catalog.cleanup.snapshot import JobFacts, UpkeepSnapshot, read_snapshot
+from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from cairn.storage import open_store
@@ -33,14 +35,7 @@ class CleanupReport:
     failed_deletes: int
 
 
-def job_names(url: str, *, timeout_ms: int = 60_000) -> list[str]:
-    """Returns the names of all jobs in the metastore at `url`, in order."""
-    return upkeep.job_names(url, timeout_ms=timeout_ms)
-
-
-def cleanup_job(
-    url: str, job_name: str, *, dry_run: bool = False, timeout_ms: int = 60_000
-) -> CleanupReport:
+def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> CleanupReport:
     """Subsumes a job's old checkpoints and deletes the files that nothing needs any more.
 
     Deletes what an earlier cleanup left behind, too. Any number may run at once, also beside the
@@ -50,25 +45,27 @@ def cleanup_job(
     Raises:
         BadInputError: there is no such job.
         RefusedError: a rule that keeps state safe would be broken; nothing was changed by it.
-        StoreFailedError: the metastore or the storage failed; the next call goes on from there.
+        StoreFailedError: the metastore or the storage failed; call again to continue.
     """
-    snapshot = read_snapshot(url, job_name, timeout_ms=timeout_ms)
+    snapshot = _read(catalog, job_name)
     plan = plan_subsumption(snapshot)
     if dry_run:
-        return _forecast(url, snapshot, plan, timeout_ms)
+        return _forecast(catalog, snapshot, plan)
     subsumed = dead = condemned = 0
     while not plan.is_empty:
-        applied = _store_and_apply(url, snapshot, plan, timeout_ms)
+        applied = apply_stored(
+            catalog, snapshot.job, record_plan(catalog, snapshot.job, plan), plan
+        )
         subsumed += applied.subsumed_checkpoints
         dead += applied.dead_segments
         condemned += applied.condemned_files
         if applied == Applied(0, 0, 0):
             break  # another cleanup was faster
-        snapshot = read_snapshot(url, job_name, timeout_ms=timeout_ms)
+        snapshot = _read(catalog, job_name)
         plan = plan_subsumption(snapshot)
     store = open_store(snapshot.job.storage)
-    deleted = delete_condemned(url, snapshot.job, store, timeout_ms=timeout_ms)
-    delete_directories(url, snapshot.job, store, timeout_ms=timeout_ms)
+    deleted = delete_condemned(catalog, snapshot.job, store)
+    delete_directories(catalog, snapshot.job, store)
     return CleanupReport(
         job=job_name,
         dry_run=False,
@@ -81,28 +78,49 @@ def cleanup_job(
     )
 
 
-def _store_and_apply(
-    url: str, snapshot: UpkeepSnapshot, plan: SubsumptionPlan, timeout_ms: int
-) -> Applied:
-    run_id = store_plan(
-        url, snapshot.job, ACTION, plan.to_json(), plan.sha256, timeout_ms=timeout_ms
-    )
-    return apply_plan(
-        url,
-        snapshot.job,
-        run_id,
-        plan_sha256=plan.sha256,
-        checkpoints=plan.subsumed_checkpoints,
-        segments=plan.dead_segments,
-        files=[file.file_id for file in plan.condemned_files],
-        timeout_ms=timeout_ms,
-    )
+def _read(catalog: Catalog, job_name: str) -> UpkeepSnapshot:
+    return catalog.run(f"reading what job {job_name} keeps", lambda c: read_snapshot(c, job_name))
 
 
-def _forecast(
-    url: str, snapshot: UpkeepSnapshot, plan: SubsumptionPlan, timeout_ms: int
-) -> CleanupReport:
-    waiting = total_open(url, snapshot.job.job_id, timeout_ms=timeout_ms)
+def record_plan(catalog: Catalog, job: JobFacts, plan: SubsumptionPlan) -> UUID:
+    """Stores a plan and returns the id of its maintenance run."""
+    run_id = uuid4()
+    catalog.run(
+        f"storing a plan for job {job.name}",
+        lambda c: store_plan(c, run_id, job, ACTION, plan.to_json(), plan.sha256),
+    )
+    return run_id
+
+
+def apply_stored(catalog: Catalog, job: JobFacts, run_id: UUID, plan: SubsumptionPlan) -> Applied:
+    """Executes what still holds of a stored plan and returns what it changed.
+
+    Raises:
+        RefusedError: the plan is not the stored one, or is older than `PLAN_LIFE_MIN`.
+    """
+    applied = catalog.run(
+        f"applying a plan for job {job.name}",
+        lambda connection: apply_plan(
+            connection,
+            job,
+            run_id,
+            plan_sha256=plan.sha256,
+            checkpoints=plan.subsumed_checkpoints,
+            segments=plan.dead_segments,
+            files=[file.file_id for file in plan.condemned_files],
+        ),
+    )
+    if applied is None:
+        raise RefusedError(
+            f"plan {run_id} is older than {PLAN_LIFE_MIN} min, so it was not applied. Run the "
+            "cleanup again: it makes a new plan",
+            job=job.name,
+        )
+    return applied
+
+
+def _forecast(catalog: Catalog, snapshot: UpkeepSnapshot, plan: SubsumptionPlan) -> CleanupReport:
+    waiting = catalog.run("counting delete intents", lambda c: total_open(c, snapshot.job.job_id))
     return CleanupReport(
         job=snapshot.job.name,
         dry_run=True,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
 
-from cairn.catalog.cleanup.deletions import open_intents, record_outcome
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.cleanup.deletions import DeleteIntent, open_intents, record_outcome
 from cairn.catalog.cleanup.snapshot import JobFacts
 from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.errors import RefusedError
@@ -25,7 +28,7 @@ class Deleted:
     failed: int
 
 
-def delete_condemned(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms: int) -> Deleted:
+def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Deleted:
     """Deletes every object of a job with an open intent, those a killed process left included.
 
     An object that is missing already counts as deleted. One that cannot be deleted keeps its
@@ -37,17 +40,14 @@ def delete_condemned(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms:
     """
     files = size_bytes = failed = 0
     last = None
-    while intents := open_intents(
-        url, job.job_id, after=last, limit=BATCH_OBJECTS, timeout_ms=timeout_ms
-    ):
+    while intents := _open_intents(catalog, job, last):
         paths = [intent.path for intent in intents]
         _refuse_foreign(job, paths)
         errors = store.delete_many(paths)
-        total = record_outcome(
-            url,
-            gone=[intent.file_id for intent in intents if intent.path not in errors],
-            failed={i.file_id: errors[i.path] for i in intents if i.path in errors},
-            timeout_ms=timeout_ms,
+        gone = [intent.file_id for intent in intents if intent.path not in errors]
+        unable = {i.file_id: errors[i.path] for i in intents if i.path in errors}
+        total = catalog.run(
+            "recording deletions", partial(record_outcome, gone=gone, failed=unable)
         )
         files += total.files
         size_bytes += total.size_bytes
@@ -56,7 +56,7 @@ def delete_condemned(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms:
     return Deleted(files, size_bytes, failed)
 
 
-def delete_directories(url: str, job: JobFacts, store: ObjectStore, *, timeout_ms: int) -> None:
+def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> None:
     """Deletes directories of a job that no run claims and whose files are all deleted.
 
     Up to `BATCH_OBJECTS` a call. One that holds something which the metastore does not know is
@@ -66,11 +66,24 @@ def delete_directories(url: str, job: JobFacts, store: ObjectStore, *, timeout_m
         RefusedError: a row names a directory outside the job's root; nothing goes.
         StorageError, MetastoreError: a store failed; the next call goes on from there.
     """
-    paths = given_up_directories(url, job.job_id, limit=BATCH_OBJECTS, timeout_ms=timeout_ms)
+    paths = catalog.run(
+        "reading directories to remove",
+        lambda c: given_up_directories(c, job.job_id, limit=BATCH_OBJECTS),
+    )
     _refuse_foreign(job, paths)
     removed = [path for path in paths if store.remove_directory(path)]
     if removed:
-        record_removed(url, job.job_id, removed, timeout_ms=timeout_ms)
+        catalog.run(
+            "recording removed directories",
+            lambda c: record_removed(c, job.job_id, removed),
+        )
+
+
+def _open_intents(catalog: Catalog, job: JobFacts, after: UUID | None) -> list[DeleteIntent]:
+    return catalog.run(
+        "reading delete intents",
+        lambda c: open_intents(c, job.job_id, after=after, limit=BATCH_OBJECTS),
+    )
 
 
 def _refuse_foreign(job: JobFacts, paths: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.savepoints.rebuild import FoundManifest, RebuiltJob, insert_job
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.layout import epoch_of, split_manifest_path
@@ -51,14 +51,13 @@ class RebuildReport:
 
 
 def rebuild(
-    url: str,
+    catalog: Catalog,
     storage: str,
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
-    timeout_ms: int = 600_000,
 ) -> RebuildReport:
-    """Fills the metastore at `url` with the jobs whose manifests lie below a storage URL.
+    """Fills a metastore with the jobs whose manifests lie below a storage URL.
 
     All of them in one transaction. Nothing in storage changes. A dry run only reads.
 
@@ -82,7 +81,7 @@ def rebuild(
     ]
     _refuse_one_name(jobs)
     if not dry_run:
-        _insert(url, jobs, timeout_ms)
+        _insert(catalog, jobs)
     return RebuildReport(tuple(map(_report, jobs)), tuple(problems))
 
 
@@ -178,14 +177,14 @@ def _refuse_one_name(jobs: Iterable[RebuiltJob]) -> None:
         roots[name] = job_id
 
 
-def _insert(url: str, jobs: Iterable[RebuiltJob], timeout_ms: int) -> None:
+def _insert(catalog: Catalog, jobs: Iterable[RebuiltJob]) -> None:
     with_runs = [(job, uuid.uuid4()) for job in jobs]
 
     def work(connection: Connection) -> None:
         for job, run_id in with_runs:
             insert_job(connection, job, run_id)
 
-    run_transaction(url, work, timeout_ms=timeout_ms, what="rebuilding the metastore")
+    catalog.run("rebuilding the metastore", work)
 
 
 def _report(job: RebuiltJob) -> JobReport:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.runs import job_has_state
 from cairn.catalog.savepoints.adopt import CopiedFile, adopt_checkpoint, intend_copy
@@ -31,7 +31,7 @@ Placed = tuple[int, SegmentHandle]
 """A segment with its subtask."""
 
 
-def find_origin(url: str, job: str, restore_from: str, *, timeout_ms: int) -> Origin | None:
+def find_origin(catalog: Catalog, job: str, restore_from: str) -> Origin | None:
     """Returns the manifest to restore a job from; None if the job has state of its own.
 
     The manifest of a job that has state is not read: its source may be gone.
@@ -39,24 +39,20 @@ def find_origin(url: str, job: str, restore_from: str, *, timeout_ms: int) -> Or
     Raises:
         see `cairn.savepoints.manifest_files.read_manifest`.
     """
-    has_state = run_transaction(
-        url,
-        lambda connection: job_has_state(connection, job),
-        timeout_ms=timeout_ms,
-        what=f"find out whether job {job} has state",
+    has_state = catalog.run(
+        f"find out whether job {job} has state", lambda connection: job_has_state(connection, job)
     )
     return None if has_state else read_manifest(restore_from)
 
 
 def restore(
-    url: str,
+    catalog: Catalog,
     origin: Origin,
     target: ObjectStore,
     *,
     job: str,
     job_id: str,
     epoch: int,
-    timeout_ms: int,
 ) -> None:
     """Copies a manifest's state into a job that has none, and makes it what the job starts from.
 
@@ -74,8 +70,8 @@ def restore(
         file_id = str(uuid.uuid4())
         path = task_manager_file(job_id, f"{epoch}-restored", file_id)
         began_s = time.monotonic()
-        run_transaction(
-            url,
+        catalog.run(
+            f"record the write of {path}",
             partial(
                 intend_copy,
                 job_id=job_id,
@@ -84,18 +80,14 @@ def restore(
                 path=path,
                 scope=Scope.TASK_MANAGER,
             ),
-            timeout_ms=timeout_ms,
-            what=f"record the write of {path}",
         )
         put_in_time(target, path, parts, began_s)
         copied.append(_copied(segments, file_id, path))
-    run_transaction(
-        url,
+    catalog.run(
+        f"restore job {job} from {origin.url}",
         lambda connection: adopt_checkpoint(
             connection, job, job_id, epoch, origin.manifest, copied
         ),
-        timeout_ms=timeout_ms,
-        what=f"restore job {job} from {origin.url}",
     )
 
 

@@ -7,7 +7,7 @@ import uuid
 
 from sqlalchemy import Connection
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.savepoints.manifest_rows import IntendedManifest, intend_manifest, seal_manifest
 from cairn.catalog.savepoints.pins import Pinned, pin_checkpoint
 from cairn.errors import RefusedError
@@ -18,14 +18,13 @@ from metastore.enums import PinKind
 
 
 def pin(
-    url: str,
+    catalog: Catalog,
     job_name: str,
     checkpoint_id: int | None,
     *,
     kind: PinKind,
     name: str | None = None,
     dry_run: bool = False,
-    timeout_ms: int = 60_000,
 ) -> Pinned:
     """Pins a confirmed checkpoint, the newest without an id, and writes its manifest.
 
@@ -55,20 +54,19 @@ def pin(
 
     what = f"pinning a checkpoint of job {job_name}"
     began_s = time.monotonic()
-    pinned, intended = run_transaction(url, work, timeout_ms=timeout_ms, what=what)
+    pinned, intended = catalog.run(what, work)
     if intended is not None:
-        _write(url, open_store(pinned.storage), intended, began_s, timeout_ms)
+        _write(catalog, open_store(pinned.storage), intended, began_s)
     return pinned
 
 
 def write_manifest(
-    url: str,
+    catalog: Catalog,
     store: ObjectStore,
     job_id: str,
     checkpoint_id: int,
     *,
     epoch: int,
-    timeout_ms: int = 60_000,
 ) -> None:
     """Writes a confirmed checkpoint's manifest on behalf of a run; one that is there stays.
 
@@ -79,26 +77,22 @@ def write_manifest(
         StoreFailedError: the metastore or the storage failed; call again.
     """
     began_s = time.monotonic()
-    intended = run_transaction(
-        url,
+    intended = catalog.run(
+        f"recording the write of checkpoint {checkpoint_id}'s manifest",
         lambda connection: intend_manifest(connection, job_id, checkpoint_id, epoch=epoch),
-        timeout_ms=timeout_ms,
-        what=f"recording the write of checkpoint {checkpoint_id}'s manifest",
     )
-    _write(url, store, intended, began_s, timeout_ms)
+    _write(catalog, store, intended, began_s)
 
 
 def _write(
-    url: str, store: ObjectStore, intended: IntendedManifest, began_s: float, timeout_ms: int
+    catalog: Catalog, store: ObjectStore, intended: IntendedManifest, began_s: float
 ) -> None:
     if intended.is_written:
         return
     data = _put(store, intended, began_s)
-    run_transaction(
-        url,
+    catalog.run(
+        f"recording the manifest {intended.path}",
         lambda connection: seal_manifest(connection, intended, data),
-        timeout_ms=timeout_ms,
-        what=f"recording the manifest {intended.path}",
     )
 
 

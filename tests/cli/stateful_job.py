@@ -10,7 +10,7 @@ from uuid import uuid4
 from sqlalchemy import Connection
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.acks import Ack, acknowledge
 from cairn.catalog.job.bases import install
 from cairn.catalog.job.begin import begin_batch
@@ -133,6 +133,10 @@ class StatefulJob:
     batches: int = 0
     _query_id: str = field(default_factory=lambda: str(uuid4()))
 
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.url)
+
     def register(
         self,
         states: Sequence[StateDeclaration] = STATES,
@@ -230,4 +234,4 @@ class StatefulJob:
         return WrittenFile(file_id, len(data)), spec.at(path)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
-        return run_transaction(self.url, work, what="testing")
+        return self.catalog.run("testing", work)

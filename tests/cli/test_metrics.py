@@ -17,7 +17,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text, update
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.metrics import METRICS, MetricKind
 from cairn.cli import main
 from cairn.cli.endpoint import TOKEN_VARIABLE, Address, MetricsApp
@@ -242,7 +241,7 @@ def test_the_token_is_in_no_representation_and_no_output(rows: Rows) -> None:
 def test_a_metastore_that_cannot_be_read_is_a_503_without_its_address(rows: Rows) -> None:
     with serving(rows.url) as endpoint:
         change = text("UPDATE cairn.alembic_version SET version_num = '9999'")
-        run_transaction(rows.url, lambda c: c.execute(change), what="changing the revision")
+        rows.catalog.run("changing the revision", lambda c: c.execute(change))
         response, body = endpoint.ask()
         assert (response.status, body) == (503, "the metastore cannot be read\n")
         said = endpoint.stop()

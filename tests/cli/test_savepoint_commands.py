@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.cli import main
 from tests.cli.conftest import Outcome
@@ -107,7 +108,7 @@ def test_a_metastore_is_rebuilt_from_storage(
     cairn: Cairn, clicks: StatefulJob, empty_database_url: str, capfd: Any
 ) -> None:
     cairn("savepoint", "clicks")
-    migrate(empty_database_url)
+    migrate(Catalog(empty_database_url))
     for more in (["--dry-run"], []):
         [back] = cairn(*rebuild(empty_database_url, clicks, "--json", *more)).json
         assert (back["job"], back["checkpoints"], back["batch_id"]) == ("clicks", 1, 3)
@@ -125,7 +126,7 @@ def test_a_metastore_is_rebuilt_from_storage(
 def test_what_cannot_be_rebuilt_is_told_by_file(
     cairn: Cairn, clicks: StatefulJob, empty_database_url: str
 ) -> None:
-    migrate(empty_database_url)
+    migrate(Catalog(empty_database_url))
     none = cairn(*rebuild(empty_database_url, clicks))
     assert none.code == 2
     assert f"not used: {clicks.job_id}: no manifest" in none.err

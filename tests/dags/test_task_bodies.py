@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, insert, text
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from metastore.enums import Scope
 from metastore.models import PhysicalFile
 from tests.dags.conftest import RunPython
@@ -52,7 +52,7 @@ def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
             )
         )
 
-    run_transaction(metastore_url, add, timeout_ms=10_000, what="adding a file")
+    Catalog(metastore_url).run("adding a file", add)
     output = run_in_airflow("-c", CLEAN, job.name, CAIRN_METASTORE=metastore_url)
     name, message = json.loads(output.splitlines()[-1])
     assert name == "StorageError"

@@ -32,14 +32,14 @@ def test_a_batch_counts_when_all_its_subtasks_have_acknowledged(steps: Steps) ->
     begun = steps.begin(batch).checkpoint_id
     steps.ack_with_lists(batch, begun, 0)
 
-    assert begun_checkpoint(steps.url, steps.name) == begun
-    assert batches_done(steps.url, steps.name) == rows_read(steps.url, steps.name) == 0
+    assert begun_checkpoint(steps.catalog, steps.name) == begun
+    assert batches_done(steps.catalog, steps.name) == rows_read(steps.catalog, steps.name) == 0
 
     steps.ack_with_lists(batch, begun, 1)
 
-    assert begun_checkpoint(steps.url, steps.name) is None
-    assert batches_done(steps.url, steps.name) == 1
-    assert rows_read(steps.url, steps.name) == 2 * 10
+    assert begun_checkpoint(steps.catalog, steps.name) is None
+    assert batches_done(steps.catalog, steps.name) == 1
+    assert rows_read(steps.catalog, steps.name) == 2 * 10
 
 
 @pytest.mark.parametrize("kind", [SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT])
@@ -55,7 +55,7 @@ def test_a_subtask_is_compacted_when_all_checkpoints_that_are_kept_have_its_base
     steps.install(steps.ref(second, 4), steps.base(steps.ref(second, 4), as_of, (0, 4), kind))
 
     def compacted(since: int = killed_in) -> int:
-        return compacted_subtasks(steps.url, steps.name, since=since)
+        return compacted_subtasks(steps.catalog, steps.name, since=since)
 
     steps.whole_batch(second, 5)
     steps.whole_batch(second, 6)  # confirms the one before, the first with the base
@@ -76,7 +76,7 @@ def test_what_is_compacted_in_every_subtask_can_be_cleaned_up(steps: Steps) -> N
         batch = steps.ref(second, 2)
         steps.install(batch, steps.base(batch, as_of, key_groups), subtask=subtask)
     batch_id = 3
-    while compacted_subtasks(steps.url, steps.name, since=killed_in) < 2:
+    while compacted_subtasks(steps.catalog, steps.name, since=killed_in) < 2:
         steps.clean()
         assert steps.sql("SELECT 1 FROM cairn.deletions WHERE job_id = :job") == []
         steps.whole_batch(second, batch_id)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cairn.catalog.engine import open_engine
 from cairn.storage import open_store
 from demo.report import DemoReport
 from demo.usage import StorageDiffersError, Usage, usage
@@ -33,7 +32,7 @@ def _put(steps: Steps, path: str, size_bytes: int) -> None:
 
 
 def _usage(steps: Steps) -> Usage:
-    with open_engine(steps.url).connect() as connection:
+    with steps.catalog.begin() as connection:
         return usage(connection, steps.name)
 
 

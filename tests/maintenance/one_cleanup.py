@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Engine, event
 
+from cairn.catalog.catalog import Catalog
 from cairn.maintenance.cleanup import cleanup_job
 
 
@@ -38,7 +39,7 @@ def main(url: str, job: str, kind: str | None = None, number: str = "0") -> None
     sys.stdin.readline()
     if kind is not None:
         kill_at(kind, int(number))
-    json.dump(asdict(cleanup_job(url, job)), sys.stdout)
+    json.dump(asdict(cleanup_job(Catalog(url), job)), sys.stdout)
 
 
 if __name__ == "__main__":

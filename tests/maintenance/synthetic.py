@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.layout import new_job_id, shared_file, task_manager_file
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind
@@ -42,9 +42,13 @@ class SyntheticJob:
     DOOMED = 6
     FREED_BYTES = 4 * SUBTASKS * SEGMENT_BYTES
 
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.url)
+
     def create(self) -> SyntheticJob:
         self.job_id = new_job_id(self.name)
-        run_transaction(self.url, self._create, timeout_ms=10_000, what="making a job")
+        self.catalog.run("making a job", self._create)
         return self
 
     @property
@@ -59,7 +63,7 @@ class SyntheticJob:
             result = connection.execute(text(statement), {"job": self.job_id, **values})
             return [tuple(row) for row in result] if result.returns_rows else []
 
-        return run_transaction(self.url, work, timeout_ms=10_000, what="a statement of a test")
+        return self.catalog.run("a statement of a test", work)
 
     def add_file(
         self, connection: Connection, path: str, *, segments: int, epoch: int = 2, seal: bool = True
@@ -196,4 +200,4 @@ def dump(url: str) -> dict[str, list[str]]:
             for table in Base.metadata.sorted_tables
         }
 
-    return run_transaction(url, work, timeout_ms=10_000, what="dumping the tables")
+    return Catalog(url).run("dumping the tables", work)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection
 
-from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
+from cairn.catalog.cleanup.apply import Applied
 from cairn.catalog.cleanup.snapshot import JobFacts, read_snapshot
-from cairn.catalog.engine import run_transaction
 from cairn.errors import RefusedError
+from cairn.maintenance.cleanup import apply_stored, record_plan
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from metastore.enums import SegmentKind
 from tests.maintenance.synthetic import SyntheticJob, dump
@@ -30,24 +30,12 @@ class Stored:
 
     @classmethod
     def of(cls, job: SyntheticJob) -> Stored:
-        snapshot = read_snapshot(job.url, job.name, timeout_ms=10_000)
+        snapshot = job.catalog.run("reading", lambda c: read_snapshot(c, job.name))
         plan = plan_subsumption(snapshot)
-        run_id = store_plan(
-            job.url, snapshot.job, "subsumption", plan.to_json(), plan.sha256, timeout_ms=10_000
-        )
-        return cls(job, snapshot.job, plan, run_id)
+        return cls(job, snapshot.job, plan, record_plan(job.catalog, snapshot.job, plan))
 
-    def apply(self, sha256: str | None = None) -> Applied:
-        return apply_plan(
-            self.job.url,
-            self.facts,
-            self.run_id,
-            plan_sha256=sha256 or self.plan.sha256,
-            checkpoints=self.plan.subsumed_checkpoints,
-            segments=self.plan.dead_segments,
-            files=[file.file_id for file in self.plan.condemned_files],
-            timeout_ms=10_000,
-        )
+    def apply(self) -> Applied:
+        return apply_stored(self.job.catalog, self.facts, self.run_id, self.plan)
 
 
 @pytest.fixture
@@ -130,7 +118,7 @@ def test_a_file_stays_that_got_a_segment(job: SyntheticJob) -> None:
     def reuse(connection: Connection) -> None:
         job.add_segments(connection, losing, SegmentKind.CHANGELOG, 7, 7)
 
-    run_transaction(job.url, reuse, timeout_ms=10_000, what="adding a segment")
+    job.catalog.run("adding a segment", reuse)
     assert stored.apply().condemned_files == job.DOOMED - 1
 
 
@@ -145,7 +133,7 @@ def test_a_file_stays_that_its_fenced_writer_managed_to_seal(job: SyntheticJob) 
         job.seal(connection, file_id, 2)
         job.add_segments(connection, file_id, SegmentKind.CHANGELOG, 7, 7)
 
-    run_transaction(job.url, seal, timeout_ms=10_000, what="sealing a file")
+    job.catalog.run("sealing a file", seal)
     assert stored.apply().condemned_files == job.DOOMED - 1
 
 
@@ -181,11 +169,12 @@ def test_another_jobs_plan_touches_nothing(job: SyntheticJob) -> None:
         stored.apply()
 
 
-def test_a_plan_with_another_digest_is_refused(job: SyntheticJob) -> None:
-    before = Stored.of(job)
+def test_a_plan_that_is_not_the_stored_one_is_refused(job: SyntheticJob) -> None:
+    stored = Stored.of(job)
+    stored.plan = replace(stored.plan, subsumed_checkpoints=())
     rows = dump(job.url)
-    with pytest.raises(RefusedError, match=r"no plan .* with the hash 0000"):
-        before.apply("0000")
+    with pytest.raises(RefusedError, match=f"no plan .* with the hash {stored.plan.sha256}"):
+        stored.apply()
     assert dump(job.url) == rows
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, make_url
 
-from cairn.catalog.cleanup.snapshot import PLAN_ROWS, JobFacts, read_snapshot
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.cleanup.snapshot import PLAN_ROWS, JobFacts, job_names, read_snapshot
 from cairn.errors import BadInputError, RefusedError, StorageError
-from cairn.maintenance.cleanup import CleanupReport, cleanup_job, job_names
+from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 from cairn.maintenance.deleter import delete_condemned
 from cairn.storage.posix import PosixStore
 from tests.maintenance.synthetic import SyntheticJob, dump
@@ -80,42 +80,42 @@ def start_cleanup(job: SyntheticJob, *kill_at: str) -> subprocess.Popen[str]:
 
 
 def test_a_cleanup_deletes_exactly_what_no_checkpoint_needs(job: SyntheticJob) -> None:
-    assert cleanup_job(job.url, job.name) == expected(job)
+    assert cleanup_job(job.catalog, job.name) == expected(job)
     assert_clean(job)
 
 
 def test_a_second_cleanup_changes_nothing(job: SyntheticJob) -> None:
-    cleanup_job(job.url, job.name)
+    cleanup_job(job.catalog, job.name)
     before = dump(job.url)
-    again = cleanup_job(job.url, job.name)
+    again = cleanup_job(job.catalog, job.name)
     assert again == CleanupReport(job.name, False, 0, 0, 0, 0, 0, 0)
     assert dump(job.url) == before
 
 
 def test_a_dry_run_changes_nothing_and_foretells_the_cleanup(job: SyntheticJob) -> None:
     rows, objects = dump(job.url), job.objects()
-    forecast = cleanup_job(job.url, job.name, dry_run=True)
+    forecast = cleanup_job(job.catalog, job.name, dry_run=True)
     assert dump(job.url) == rows
     assert job.objects() == objects
     assert forecast.dry_run
-    assert replace(forecast, dry_run=False) == cleanup_job(job.url, job.name)
+    assert replace(forecast, dry_run=False) == cleanup_job(job.catalog, job.name)
 
 
 def test_only_the_named_job_is_cleaned(job: SyntheticJob) -> None:
     other = SyntheticJob(job.url, job.storage).create()
     objects = other.objects()
-    cleanup_job(job.url, job.name)
+    cleanup_job(job.catalog, job.name)
     assert other.objects() == objects
-    assert job_names(job.url) == sorted([job.name, other.name])
+    assert job.catalog.run("listing", job_names) == sorted([job.name, other.name])
 
 
 def test_an_unknown_job_is_named(metastore_url: str) -> None:
     with pytest.raises(BadInputError, match=r"no job 'nobody'.*cairn jobs"):
-        cleanup_job(metastore_url, "nobody")
+        cleanup_job(Catalog(metastore_url), "nobody")
 
 
 def test_the_plan_is_stored_with_a_reason_for_each_file(job: SyntheticJob) -> None:
-    cleanup_job(job.url, job.name)
+    cleanup_job(job.catalog, job.name)
     [(action, status, plan, result)] = job.execute(
         "SELECT action, status, plan, result FROM cairn.maintenance_runs WHERE job_id = :job"
     )
@@ -138,7 +138,7 @@ def test_killed_before_any_commit_the_next_cleanup_finishes(
             break
         assert process.returncode == -signal.SIGKILL
         killed += 1
-        cleanup_job(job.url, job.name)
+        cleanup_job(job.catalog, job.name)
         assert_clean(job)
     assert killed >= 6
 
@@ -151,7 +151,7 @@ def test_killed_between_two_deletes_the_next_cleanup_finishes(
     process.communicate("go\n")
     assert process.returncode == -signal.SIGKILL
     assert_safe(job)
-    rest = cleanup_job(job.url, job.name)
+    rest = cleanup_job(job.catalog, job.name)
     assert rest == replace(
         expected(job), subsumed_checkpoints=0, dead_segments=0, condemned_files=0
     )
@@ -180,10 +180,10 @@ def test_an_object_outside_the_jobs_root_is_refused(job: SyntheticJob) -> None:
     def add(connection: Connection) -> None:
         job.add_file(connection, foreign, segments=1)
 
-    run_transaction(job.url, add, timeout_ms=10_000, what="adding a foreign file")
+    job.catalog.run("adding a foreign file", add)
     before = job.objects()
     with pytest.raises(RefusedError, match=rf"outside the job's root.*{job.name}.*{foreign}"):
-        cleanup_job(job.url, job.name)
+        cleanup_job(job.catalog, job.name)
     assert [stored.path for stored in job.store.list("another-job/")] == [foreign]
     assert job.objects() == before
 
@@ -212,7 +212,7 @@ def condemn(job: SyntheticJob) -> JobFacts:
     process = start_cleanup(job, "unlink", "1")
     process.communicate("go\n")
     assert process.returncode == -signal.SIGKILL
-    return read_snapshot(job.url, job.name, timeout_ms=10_000).job
+    return job.catalog.run("reading", lambda c: read_snapshot(c, job.name)).job
 
 
 def test_a_failed_delete_is_recorded_and_tried_again(job: SyntheticJob, tmp_path: Path) -> None:
@@ -223,12 +223,12 @@ def test_a_failed_delete_is_recorded_and_tried_again(job: SyntheticJob, tmp_path
         "SELECT attempts, last_error, done_at IS NOT NULL FROM cairn.deletions WHERE path = :path"
     )
 
-    first = delete_condemned(job.url, facts, store, timeout_ms=10_000)
+    first = delete_condemned(job.catalog, facts, store)
     assert (first.files, first.failed) == (job.DOOMED - 1, 1)
     assert job.execute(query, path=path) == [(1, "503 SlowDown", False)]
     assert path in job.objects()
 
-    again = delete_condemned(job.url, facts, store, timeout_ms=10_000)
+    again = delete_condemned(job.catalog, facts, store)
     assert (again.files, again.failed) == (1, 0)
     assert job.execute(query, path=path) == [(2, None, True)]
     assert_clean(job)
@@ -240,9 +240,9 @@ def test_after_a_delete_request_without_an_answer_the_next_cleanup_finishes(
     facts = condemn(job)
     store = FaultyStore(tmp_path / "storage", fails_for=None)
     with pytest.raises(StorageError, match="connection reset"):
-        delete_condemned(job.url, facts, store, timeout_ms=10_000)
+        delete_condemned(job.catalog, facts, store)
     assert_safe(job)
-    assert cleanup_job(job.url, job.name).deleted_files == job.DOOMED
+    assert cleanup_job(job.catalog, job.name).deleted_files == job.DOOMED
     assert_clean(job)
 
 
@@ -252,18 +252,18 @@ def test_a_storage_that_is_not_mounted_keeps_the_delete_intents(
     root = tmp_path / "storage"
     root.rename(tmp_path / "unmounted")
     with pytest.raises(StorageError, match=r"cannot delete: nothing is where .*mount the disk"):
-        cleanup_job(job.url, job.name)
+        cleanup_job(job.catalog, job.name)
     [(still_open,)] = job.execute("SELECT count(*) FROM cairn.deletions WHERE done_at IS NULL")
     assert still_open == job.DOOMED
     (tmp_path / "unmounted").rename(root)
-    assert cleanup_job(job.url, job.name).deleted_files == job.DOOMED
+    assert cleanup_job(job.catalog, job.name).deleted_files == job.DOOMED
     assert_clean(job)
 
 
 def test_the_role_cairn_maintainer_may_do_all_of_it(job: SyntheticJob) -> None:
     maintainer = make_url(job.url).update_query_dict({"options": "-c role=cairn_maintainer"})
     url = maintainer.render_as_string(hide_password=False)
-    assert cleanup_job(url, job.name) == expected(job)
+    assert cleanup_job(Catalog(url), job.name) == expected(job)
     assert_clean(job)
 
 
@@ -293,7 +293,7 @@ def test_more_pins_than_fit_one_plan_hide_nothing_that_can_go(job: SyntheticJob)
         " SELECT gen_random_uuid(), :job, n, 'pin' FROM generate_series(7, :pinned) n",
         pinned=pinned,
     )
-    report = cleanup_job(job.url, job.name)
+    report = cleanup_job(job.catalog, job.name)
     assert report.subsumed_checkpoints == 5 + (last - 2) - pinned
     assert report.deleted_files >= job.DOOMED
 
@@ -318,7 +318,7 @@ def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -
         " 'changelog', 0, '[0,64)', 0, 100, '', 1, n, n, n + 1 FROM generate_series(7, :last) n",
         last=number,
     )
-    report = cleanup_job(job.url, job.name)
+    report = cleanup_job(job.catalog, job.name)
     # Kept: the newest two and the one in progress, and the files of the newest two.
     assert report.subsumed_checkpoints == number - 3
     assert report.deleted_files == job.DOOMED + (number - 6) - 2

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
+from cairn.catalog.catalog import dispose_engines
 from cairn.catalog.embedded import stop
-from cairn.catalog.engine import dispose_engines
 from tests.metastore.rows import Rows
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 
 SINGLE = ("counter", "gauge")
 
@@ -14,9 +14,7 @@ SINGLE = ("counter", "gauge")
 def metric_rows(url: str, job: str) -> list[Any]:
     """Returns the job's rows in `v_metrics`."""
     query = text("SELECT * FROM cairn.v_metrics WHERE job_name = :job").bindparams(job=job)
-    return run_transaction(
-        url, lambda c: list(c.execute(query).mappings()), what="reading the metrics"
-    )
+    return Catalog(url).run("reading the metrics", lambda c: list(c.execute(query).mappings()))
 
 
 def metric(url: str, job: str, name: str) -> dict[Any, float]:

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from metastore.enums import FileStatus, Scope, SegmentKind
 from metastore.models import (
     Base,
@@ -46,13 +46,17 @@ class Rows:
     role: str = "postgres"
     _segments: int = 0
 
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.url)
+
     def execute(self, statement: Any, role: str | None = None) -> list[Any]:
         def work(connection: Connection) -> list[Any]:
             connection.execute(text(f"SET LOCAL ROLE {role or self.role}"))
             result = connection.execute(statement)
             return list(result.mappings()) if result.returns_rows else []
 
-        return run_transaction(self.url, work, what="testing")
+        return self.catalog.run("testing", work)
 
     def job(self, parallelism: int = 2) -> None:
         self.execute(

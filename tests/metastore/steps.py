@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, text
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.acks import Ack, acknowledge
 from cairn.catalog.job.bases import install
 from cairn.catalog.job.begin import BatchStart, begin_batch
@@ -39,8 +39,12 @@ class Steps:
     job_id: str = ""
     parallelism: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.url)
+
     def run(self, work: Callable[[Connection], T]) -> T:
-        return run_transaction(self.url, work, timeout_ms=10_000, what="testing")
+        return self.catalog.run("testing", work)
 
     def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """Returns the rows of a statement, in which `:job` is the job's id."""
@@ -267,7 +271,7 @@ class Steps:
         )
 
     def clean(self) -> None:
-        cleanup_job(self.url, self.name)
+        cleanup_job(self.catalog, self.name)
 
     def wait_until_blocked(self) -> None:
         """Returns once another connection waits for a lock in this database."""

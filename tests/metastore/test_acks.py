@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import event
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import open_engine
 from cairn.catalog.job.acks import Ack, acknowledge
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
 from cairn.catalog.job.upload_stats import UploadStats
@@ -229,7 +228,7 @@ def count_statements(
     )
     sent: list[str] = []
     steps.run(work)
-    with open_engine(steps.url).begin() as connection:
+    with steps.catalog.begin() as connection:
         event.listen(connection, "before_cursor_execute", lambda *given: sent.append(given[2]))
         work(connection)
     return len(sent)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, event
 
-from cairn.catalog.engine import open_engine
 from cairn.errors import RefusedError
 from tests.metastore.steps import Steps, acknowledging
 
@@ -26,7 +25,7 @@ def at_once(steps: Steps, *works: Callable[[Connection], None]) -> list[BaseExce
     barrier = Barrier(len(works))
 
     def run(work: Callable[[Connection], None]) -> None:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             barrier.wait(timeout=10)
             work(connection)
 
@@ -65,7 +64,7 @@ def test_an_executor_whose_first_acknowledgement_waits_for_another_querys_is_ref
     steps.begin(other)
     groups = {1: steps.group(one, 1, [0]), 2: steps.group(other, 2, [0])}
     with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             acknowledging(one, 1, *groups[1])(connection)
             late = threads.submit(steps.commit, other, 2, *groups[2])
             steps.wait_until_blocked()

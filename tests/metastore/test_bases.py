@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from cairn.catalog.engine import open_engine
 from cairn.catalog.job.bases import Replay, install, replay_of
 from cairn.catalog.job.segments import lineage_of
 from cairn.errors import FencedError
@@ -216,7 +215,7 @@ def test_a_batch_that_begins_while_a_base_is_installed_waits_and_then_has_it(
     steps.ack(batch, 2, 0, 1)
     base = steps.base(batch, 1, (0, 4))
     with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             install(connection, batch, 0, [base])
             following = threads.submit(steps.begin, steps.ref(1, 2))
             steps.wait_until_blocked()
@@ -230,7 +229,7 @@ def test_a_base_installed_while_a_group_commits_waits_for_it(steps: Steps) -> No
     acks, file = steps.group(batch, 2, [0, 1])
     base = steps.base(batch, 1, (0, 4))
     with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             acknowledging(batch, 2, acks, file)(connection)
             late = threads.submit(steps.install, batch, base)
             steps.wait_until_blocked()

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cairn.catalog.engine import open_engine
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.runs import register_run
 from cairn.errors import FencedError, RefusedError
@@ -204,7 +203,7 @@ def test_a_newer_run_waits_for_an_acknowledgement_in_flight_and_then_aborts_it(
     acks, file = steps.group(batch, checkpoint_id, [0, 1])
     epoch = steps.register()
     with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             acknowledging(batch, checkpoint_id, acks, file)(connection)
             newer = threads.submit(steps.begin, steps.ref(epoch, 0))
             steps.wait_until_blocked()
@@ -220,7 +219,7 @@ def test_an_acknowledgement_that_waits_for_a_newer_run_to_begin_is_fenced(steps:
     acks, file = steps.group(batch, checkpoint_id, [0, 1])
     newer = steps.ref(steps.register(), 0)
     with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             begin_batch(connection, newer)
             late = threads.submit(steps.commit, batch, checkpoint_id, acks, file)
             steps.wait_until_blocked()
@@ -236,7 +235,7 @@ def test_the_next_batch_waits_for_a_late_attempt_in_flight_and_sees_it(steps: St
     steps.ack(batch, checkpoint_id, 0, task_attempt=1)
     [late], file = steps.group(batch, checkpoint_id, [0], task_attempt=2)
     with ThreadPoolExecutor() as threads:
-        with open_engine(steps.url).begin() as connection:
+        with steps.catalog.begin() as connection:
             acknowledging(batch, checkpoint_id, [late], file)(connection)
             following = threads.submit(steps.begin, steps.ref(1, 1))
             steps.wait_until_blocked()

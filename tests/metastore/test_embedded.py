@@ -12,8 +12,8 @@ import psycopg2
 import pytest
 from sqlalchemy import make_url, text
 
+from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.embedded import masked, resolve_url, stop
-from cairn.catalog.engine import dispose_engines, run_transaction
 from cairn.errors import BadInputError, MetastoreError
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_path_that_is_too_long_for_a_socket_works(directory: Path) -> None:
 def test_path_with_a_space_and_a_quote_works(directory: Path) -> None:
     odd = f"embedded:{directory}/it's my data"
     try:
-        assert run_transaction(resolve_url(odd), lambda c: c.scalar(text("SELECT 1")), what="x")
+        assert Catalog(resolve_url(odd)).run("x", lambda c: c.scalar(text("SELECT 1")))
     finally:
         dispose_engines()
         stop(odd)

@@ -11,20 +11,19 @@ import pytest
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import IntegrityError
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url, stop
-from cairn.catalog.engine import open_engine, run_transaction
 from cairn.catalog.migrate import migrate
 from cairn.errors import BadInputError, MetastoreError
 
 FORKING = """
 import os, sys
 from sqlalchemy import text
-from cairn.catalog.engine import dispose_engines, run_transaction
+from cairn.catalog.catalog import Catalog, dispose_engines
 
 def backend():
-    return run_transaction(
-        sys.argv[1], lambda c: c.scalar(text("SELECT pg_backend_pid()")), what="testing"
-    )
+    work = lambda c: c.scalar(text("SELECT pg_backend_pid()"))
+    return Catalog(sys.argv[1]).run("testing", work)
 
 before = backend()
 child = os.fork()
@@ -41,9 +40,9 @@ def test_transaction_commits_and_returns_what_the_work_returns(metastore_url: st
         connection.execute(text("CREATE TABLE public.t (n int)"))
         return "done"
 
-    assert run_transaction(metastore_url, work, what="testing") == "done"
-    count = run_transaction(
-        metastore_url, lambda c: c.scalar(text("SELECT count(*) FROM public.t")), what="testing"
+    assert Catalog(metastore_url).run("testing", work) == "done"
+    count = Catalog(metastore_url).run(
+        "testing", lambda c: c.scalar(text("SELECT count(*) FROM public.t"))
     )
     assert count == 0
 
@@ -57,22 +56,22 @@ def test_transaction_whose_connection_is_terminated_runs_again(metastore_url: st
             connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
         return len(backends)
 
-    assert run_transaction(metastore_url, work, what="testing") == 2
+    assert Catalog(metastore_url).run("testing", work) == 2
     assert backends[0] != backends[1]
 
 
 def test_idle_connection_that_broke_is_replaced(metastore_url: str) -> None:
-    with open_engine(metastore_url).connect() as connection:
+    with Catalog(metastore_url).begin() as connection:
         idle = connection.scalar(text("SELECT pg_backend_pid()"))
     other = make_url(metastore_url).set(database="postgres").render_as_string()
     kill = text("SELECT pg_terminate_backend(:pid, 5000)").bindparams(pid=idle)
-    assert run_transaction(other, lambda c: c.scalar(kill), what="testing")
-    assert run_transaction(metastore_url, lambda c: c.scalar(text("SELECT 1")), what="x") == 1
+    assert Catalog(other).run("testing", lambda c: c.scalar(kill))
+    assert Catalog(metastore_url).run("x", lambda c: c.scalar(text("SELECT 1"))) == 1
 
 
 def test_deadlock_is_resolved_by_running_one_again(metastore_url: str) -> None:
     setup = "CREATE TABLE public.t AS SELECT n, 0 AS hits FROM generate_series(1, 2) AS n"
-    run_transaction(metastore_url, lambda c: c.execute(text(setup)), what="testing")
+    Catalog(metastore_url).run("testing", lambda c: c.execute(text(setup)))
     both_hold_one = threading.Barrier(2)
     met: set[int] = set()
 
@@ -86,12 +85,12 @@ def test_deadlock_is_resolved_by_running_one_again(metastore_url: str) -> None:
                     met.add(first)
                     both_hold_one.wait(10)
 
-        run_transaction(metastore_url, work, what="testing")
+        Catalog(metastore_url).run("testing", work)
 
     with ThreadPoolExecutor() as threads:
         list(threads.map(hit, (1, 2)))
-    hits = run_transaction(
-        metastore_url, lambda c: c.scalars(text("SELECT hits FROM public.t")).all(), what="testing"
+    hits = Catalog(metastore_url).run(
+        "testing", lambda c: c.scalars(text("SELECT hits FROM public.t")).all()
     )
     assert hits == [2, 2]
 
@@ -99,14 +98,11 @@ def test_deadlock_is_resolved_by_running_one_again(metastore_url: str) -> None:
 def test_server_that_restarts_is_waited_for(directory: Path) -> None:
     metastore = f"embedded:{directory}"
     url = resolve_url(metastore)
-    migrate(url)
+    migrate(Catalog(url))
     stop(metastore)
     with ThreadPoolExecutor() as threads:
         count = threads.submit(
-            run_transaction,
-            url,
-            lambda c: c.scalar(text("SELECT count(*) FROM cairn.jobs")),
-            what="testing",
+            Catalog(url).run, "testing", lambda c: c.scalar(text("SELECT count(*) FROM cairn.jobs"))
         )
         time.sleep(0.5)
         assert not count.done()
@@ -118,7 +114,7 @@ def test_server_that_stays_away_is_given_up_with_address_and_duration() -> None:
     url = "postgresql://u:s3cret@127.0.0.1:1/d"
     began = time.monotonic()
     with pytest.raises(MetastoreError) as gave_up:
-        run_transaction(url, lambda c: None, timeout_ms=1000, what="acknowledging batch 7")
+        Catalog(url, timeout_ms=1000).run("acknowledging batch 7", lambda c: None)
     assert 1 <= time.monotonic() - began < 4
     message = str(gave_up.value)
     assert "acknowledging batch 7: Postgres at postgresql://u:***@127.0.0.1:1/d" in message
@@ -131,7 +127,7 @@ def test_database_that_does_not_exist_is_not_waited_for(metastore_url: str) -> N
     wrong = make_url(metastore_url).set(database="nowhere").render_as_string()
     began = time.monotonic()
     with pytest.raises(BadInputError, match=r'database "nowhere" does not exist.*Check user'):
-        run_transaction(wrong, lambda c: None, what="testing")
+        Catalog(wrong).run("testing", lambda c: None)
     assert time.monotonic() - began < 5
 
 
@@ -145,17 +141,14 @@ def test_other_errors_pass_untouched_and_are_not_retried(metastore_url: str) -> 
         )
 
     with pytest.raises(IntegrityError):
-        run_transaction(metastore_url, work, what="testing")
+        Catalog(metastore_url).run("testing", work)
     assert len(runs) == 1
 
 
 def test_statement_that_runs_too_long_is_given_up(metastore_url: str) -> None:
     with pytest.raises(MetastoreError, match="statement timeout"):
-        run_transaction(
-            metastore_url,
-            lambda c: c.execute(text("SELECT pg_sleep(60)")),
-            timeout_ms=300,
-            what="testing",
+        Catalog(metastore_url, timeout_ms=300).run(
+            "testing", lambda c: c.execute(text("SELECT pg_sleep(60)"))
         )
 
 

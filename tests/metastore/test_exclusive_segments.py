@@ -183,7 +183,7 @@ def test_segments_of_pinned_checkpoints_hide_nothing_that_can_go(
     steps.clean()
     kept = [checkpoint_id for checkpoint_id, _ in made if lists(steps, checkpoint_id)]
     assert kept == [1, 2, 3, 6, 7, 8]
-    assert read_snapshot(steps.url, steps.name, timeout_ms=10_000).segments != ()
+    assert steps.run(lambda c: read_snapshot(c, steps.name)).segments != ()
 
 
 def place(steps: Steps, *handles: SegmentHandle) -> None:

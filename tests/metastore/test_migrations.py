@@ -11,7 +11,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import (
     alembic_config,
     current_revision,
@@ -54,18 +54,18 @@ def checks(connection: Connection) -> dict[str, str]:
 
 
 def test_migrated_schema_is_the_models_schema(metastore_url: str) -> None:
-    with open_engine(metastore_url).connect() as connection:
+    with Catalog(metastore_url).begin() as connection:
         assert differences(connection) == []
 
 
 def test_migrated_constraints_and_indexes_read_as_the_models_do(
     metastore_url: str, empty_database_url: str
 ) -> None:
-    with open_engine(empty_database_url).begin() as connection:
+    with Catalog(empty_database_url).begin() as connection:
         connection.execute(text("CREATE SCHEMA cairn"))
         Base.metadata.create_all(connection)
         expected = checks(connection)
-    with open_engine(metastore_url).connect() as connection:
+    with Catalog(metastore_url).begin() as connection:
         assert checks(connection) == expected
 
 
@@ -77,14 +77,17 @@ def test_revisions_form_one_line() -> None:
 def test_migrating_applies_each_revision_once_and_then_nothing(empty_database_url: str) -> None:
     script = ScriptDirectory.from_config(alembic_config())
     in_order = [s.revision for s in reversed(list(script.walk_revisions()))]
-    assert current_revision(empty_database_url) is None
-    assert migrate(empty_database_url) == in_order
-    assert migrate(empty_database_url) == []
-    assert current_revision(empty_database_url) == head_revision()
+    assert current_revision(Catalog(empty_database_url)) is None
+    assert migrate(Catalog(empty_database_url)) == in_order
+    assert migrate(Catalog(empty_database_url)) == []
+    assert current_revision(Catalog(empty_database_url)) == head_revision()
 
 
 def test_processes_that_migrate_at_once_share_the_work(empty_database_url: str) -> None:
-    program = "import sys; from cairn.catalog.migrate import migrate; print(migrate(sys.argv[1]))"
+    program = (
+        "import sys; from cairn.catalog.catalog import Catalog\n"
+        "from cairn.catalog.migrate import migrate; print(migrate(Catalog(sys.argv[1])))"
+    )
     root = Path(__file__).parents[2]
     running = [
         subprocess.Popen(
@@ -104,21 +107,21 @@ def test_schema_that_is_missing_is_refused_with_the_command_to_run(
     empty_database_url: str,
 ) -> None:
     with pytest.raises(RefusedError, match=r"at revision none, .* run `cairn db migrate`"):
-        require_current(empty_database_url)
+        require_current(Catalog(empty_database_url))
 
 
 def test_schema_of_an_unknown_revision_is_neither_used_nor_migrated(metastore_url: str) -> None:
-    require_current(metastore_url)
-    with open_engine(metastore_url).begin() as connection:
+    require_current(Catalog(metastore_url))
+    with Catalog(metastore_url).begin() as connection:
         connection.execute(text("UPDATE cairn.alembic_version SET version_num = '9999'"))
     with pytest.raises(RefusedError, match=r"9999, which .* upgrade Cairn, or use a new"):
-        require_current(metastore_url)
+        require_current(Catalog(metastore_url))
     with pytest.raises(RefusedError, match="9999"):
-        migrate(metastore_url)
+        migrate(Catalog(metastore_url))
 
 
 def test_installing_the_definitions_again_restores_what_was_changed(metastore_url: str) -> None:
-    with open_engine(metastore_url).begin() as connection:
+    with Catalog(metastore_url).begin() as connection:
         before = definitions(connection)
         connection.execute(text("DROP TRIGGER guard_pinned ON cairn.checkpoints"))
         connection.execute(text("DROP FUNCTION cairn.refuse_pinned"))

@@ -9,7 +9,6 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
 from cairn.catalog.savepoints.pins import Pinned, open_pins, pin_checkpoint, remove_pins
 from cairn.errors import BadInputError, RefusedError
 from metastore.enums import PinKind
@@ -157,7 +156,7 @@ def test_of_a_pin_and_a_subsumption_at_once_the_later_is_refused(job: Steps, fir
             caught.append(error)
 
     thread = threading.Thread(target=second)
-    with open_engine(job.url).begin() as connection:
+    with job.catalog.begin() as connection:
         connection.execute(one, values)
         thread.start()
         job.wait_until_blocked()
@@ -176,7 +175,7 @@ def test_pinning_waits_for_a_cleanup_and_then_sees_what_it_did(job: Steps) -> No
             caught.append(error)
 
     thread = threading.Thread(target=second)
-    with open_engine(job.url).begin() as connection:
+    with job.catalog.begin() as connection:
         connection.execute(text("SELECT FROM cairn.jobs FOR NO KEY UPDATE"))
         thread.start()
         job.wait_until_blocked()

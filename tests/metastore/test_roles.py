@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import ProgrammingError
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.migrate import migrate, require_current
 from cairn.errors import RefusedError
 from metastore.definitions import FILES
@@ -56,7 +56,7 @@ def updatable(rows: Rows, role: str, table: str) -> set[str]:
 
 
 def run(url: str, statement: str) -> None:
-    run_transaction(url, lambda connection: connection.execute(text(statement)), what="testing")
+    Catalog(url).run("testing", lambda connection: connection.execute(text(statement)))
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -158,7 +158,7 @@ def test_every_role_can_check_the_revision(shared_metastore_url: str, role: str)
     drop = f"DROP ROLE IF EXISTS {user}"
     for statement in (drop, create):
         run(url, statement)
-    require_current(url.replace("postgres@", f"{user}@"))
+    require_current(Catalog(url.replace("postgres@", f"{user}@")))
 
 
 def test_user_who_may_not_create_roles_is_told_what_to_run(directory: Path) -> None:
@@ -167,8 +167,8 @@ def test_user_who_may_not_create_roles_is_told_what_to_run(directory: Path) -> N
         run(url, statement)
     as_plain = url.replace("postgres@", "plain@")
     with pytest.raises(RefusedError, match="CREATE ROLE cairn_writer NOLOGIN; CREATE ROLE"):
-        migrate(as_plain)
+        migrate(Catalog(as_plain))
     for role in ROLES:
         run(url, f"CREATE ROLE {role} NOLOGIN")
-    migrate(as_plain)
-    require_current(as_plain)
+    migrate(Catalog(as_plain))
+    require_current(Catalog(as_plain))

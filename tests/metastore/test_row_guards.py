@@ -14,7 +14,6 @@ from sqlalchemy import Uuid, insert, literal, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from cairn.catalog.engine import open_engine
 from cairn.errors import RefusedError
 from metastore.enums import FileStatus, SegmentKind
 from metastore.models import Deletion, Directory, Job, PhysicalFile, Segment
@@ -43,7 +42,7 @@ def test_segment_made_while_its_file_is_being_condemned_is_refused(rows: Rows) -
     file_id = rows.file()
     condemn = update(PhysicalFile).where(rows.own(PhysicalFile)).values(status="CONDEMNED")
     with ThreadPoolExecutor() as threads:
-        with open_engine(rows.url).begin() as connection:
+        with rows.catalog.begin() as connection:
             connection.execute(condemn)
             late = threads.submit(rows.segment, file_id)
             wait_until_blocked(rows)
@@ -55,7 +54,7 @@ def test_segment_made_while_its_file_is_being_condemned_is_refused(rows: Rows) -
 def test_condemning_a_file_while_a_segment_is_made_in_it_is_refused(rows: Rows) -> None:
     new = segment_row(uuid4(), 0, 100, rows, [rows.file()])
     with ThreadPoolExecutor() as threads:
-        with open_engine(rows.url).begin() as connection:
+        with rows.catalog.begin() as connection:
             connection.execute(insert(Segment).values(new))
             late = threads.submit(
                 rows.execute,

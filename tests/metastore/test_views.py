@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text, update
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from metastore.definitions import FILES
 from metastore.enums import Scope
 from metastore.models import Deletion
@@ -27,7 +27,7 @@ def test_view_says_its_grain_and_its_columns(shared_metastore_url: str, name: st
     assert header.startswith("-- Grain: one row per ")
     assert "\n-- Read by: " in header
     comment = text("SELECT obj_description(to_regclass(:name))")
-    with open_engine(shared_metastore_url).connect() as connection:
+    with Catalog(shared_metastore_url).begin() as connection:
         described = connection.scalar(comment, {"name": f"cairn.{name}"})
         assert described is not None
         assert described.startswith("One row per ")

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import ProgrammingError
 
-from cairn.catalog.engine import dispose_engines, run_transaction
+from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
 from cairn.catalog.job.runs import register_run
@@ -90,7 +90,7 @@ def written(logins: dict[str, str], store: ObjectStore) -> Steps:
 
 def execute(url: str, statement: str) -> int:
     """Runs a statement; returns how many rows it found or changed."""
-    return run_transaction(url, lambda c: c.execute(text(statement)).rowcount, what="testing")
+    return Catalog(url).run("testing", lambda c: c.execute(text(statement)).rowcount)
 
 
 def paths(job: Steps, status: str) -> set[str]:
@@ -113,8 +113,8 @@ def test_maintainer_plans_applies_and_deletes(
     written: Steps, logins: dict[str, str], store: ObjectStore
 ) -> None:
     url = logins["cairn_maintainer"]
-    forecast = cleanup_job(url, written.name, dry_run=True)
-    report = cleanup_job(url, written.name)
+    forecast = cleanup_job(Catalog(url), written.name, dry_run=True)
+    report = cleanup_job(Catalog(url), written.name)
     assert report.subsumed_checkpoints == forecast.subsumed_checkpoints == 3
     assert report.deleted_files == forecast.deleted_files >= 2
     assert len(paths(written, "DELETED")) == report.deleted_files
@@ -135,7 +135,7 @@ def test_writer_goes_on_with_operator_lists_and_maintainer_takes_old_ones(
         job.ack_with_lists(batch, start.checkpoint_id, 0)
     assert start.parent is not None
     assert start.parent.lists.keys() == {0}
-    report = cleanup_job(logins["cairn_maintainer"], job.name)
+    report = cleanup_job(Catalog(logins["cairn_maintainer"]), job.name)
     assert (report.subsumed_checkpoints, report.dead_segments) == (2, 2)
 
 
@@ -143,18 +143,18 @@ def test_writer_pins_and_unpins_and_maintainer_keeps_what_is_pinned(
     written: Steps, logins: dict[str, str]
 ) -> None:
     oldest = min(i for i, status in written.statuses().items() if status == "CONFIRMED")
-    pinned = pin(written.url, written.name, oldest, kind=PinKind.PIN)
-    cleanup_job(logins["cairn_maintainer"], written.name)
+    pinned = pin(written.catalog, written.name, oldest, kind=PinKind.PIN)
+    cleanup_job(Catalog(logins["cairn_maintainer"]), written.name)
     assert written.statuses()[oldest] == "CONFIRMED"
     written.run(lambda c: remove_pins(c, written.name, [pinned.pin_id]))
-    cleanup_job(logins["cairn_maintainer"], written.name)
+    cleanup_job(Catalog(logins["cairn_maintainer"]), written.name)
     assert written.statuses()[oldest] == "SUBSUMED"
 
 
 def test_reader_sees_the_views_and_the_lists_and_no_table(
     written: Steps, logins: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pin(written.url, written.name, None, kind=PinKind.SAVEPOINT)
+    pin(written.catalog, written.name, None, kind=PinKind.SAVEPOINT)
     url = logins["cairn_reader"]
     for view in VIEWS:
         query = f"SELECT * FROM cairn.{view} WHERE job_name = '{written.name}'"  # noqa: S608
@@ -174,7 +174,7 @@ def test_reader_sees_the_views_and_the_lists_and_no_table(
 
 def test_no_role_does_the_work_of_another(written: Steps, logins: dict[str, str]) -> None:
     with pytest.raises(ProgrammingError, match="permission denied"):
-        cleanup_job(written.url, written.name)
+        cleanup_job(written.catalog, written.name)
     intruder = Steps(logins["cairn_maintainer"], written.storage)
     with pytest.raises(ProgrammingError, match="permission denied"):
         intruder.register()

@@ -6,7 +6,6 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.storage import open_store
 
@@ -15,7 +14,7 @@ def rows(plan: RunPlan, statement: str, **values: Any) -> list[Any]:
     """Returns the rows of a statement, of which each has one column or is a tuple."""
     bound = {"job": plan.job_id, **values}
     needed = {name: value for name, value in bound.items() if f":{name}" in statement}
-    with open_engine(plan.metastore_url).connect() as connection:
+    with plan.catalog.begin() as connection:
         found = [tuple(row) for row in connection.execute(text(statement), needed)]
     return [row[0] if len(row) == 1 else row for row in found]
 

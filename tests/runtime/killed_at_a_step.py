@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Engine, Pool, event
 
+from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.schedule import Order, carry_out
@@ -149,7 +150,7 @@ def materialize(order: bytes) -> None:
 
 def savepoint(metastore_url: str, job: str) -> None:
     """Pins the newest confirmed checkpoint and writes its manifest."""
-    pin(metastore_url, job, None, kind=PinKind.SAVEPOINT)
+    pin(Catalog(metastore_url), job, None, kind=PinKind.SAVEPOINT)
 
 
 def interval_manifest(facts: dict[str, Any], batch_id: int) -> None:

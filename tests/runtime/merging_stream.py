@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.storage.posix import PosixStore
 from metastore.enums import CheckpointStatus
@@ -40,7 +39,7 @@ class Stream:
 
     def let_writes_end(self) -> None:
         """Makes every write intent as old as it takes for no request to be under way."""
-        with open_engine(self.url).begin() as connection:
+        with self.plan.catalog.begin() as connection:
             connection.execute(
                 text("UPDATE cairn.physical_files SET created_at = created_at - interval '21 min'")
             )

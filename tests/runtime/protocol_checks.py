@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.savepoints.manifest_files import read_manifest
@@ -101,7 +101,7 @@ class Checked(RuleBasedStateMachine):
 
     def rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         bound = {"job": self.plan.job_id, **values}
-        with open_engine(self.url).connect() as connection:
+        with Catalog(self.url).begin() as connection:
             return [tuple(row) for row in connection.execute(text(statement), bound)]
 
     def assert_recorded(self, task_attempt: int) -> None:

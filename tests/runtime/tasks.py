@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.runs import Registration, register_run
 from cairn.catalog.job.segments import segments_at
 from cairn.errors import CairnError
@@ -75,7 +75,7 @@ def new_run(
         deleted_states=deleted,
         origin=origin,
     )
-    run = run_transaction(url, lambda c: register_run(c, registration), what="registering")
+    run = Catalog(url).run("registering", lambda c: register_run(c, registration))
     return plan_of(
         {
             "job": job,
@@ -84,7 +84,7 @@ def new_run(
             "epoch": run.epoch,
             "parallelism": parallelism,
             "storage": storage,
-            "metastore_url": url,
+            "metastore": url,
             "settings": asdict(settings),
             "split_lists": run.split_lists,
             "union_lists": run.union_lists,
@@ -94,15 +94,19 @@ def new_run(
 
 def plan_of(facts: Mapping[str, Any]) -> RunPlan:
     """Returns a plan from what `facts_of` gives."""
-    tasks = facts["parallelism"]
-    return RunPlan(**{**facts, "settings": Settings(**facts["settings"]), "tasks": tasks})
+    made = {
+        "catalog": Catalog(facts["metastore"]),
+        "settings": Settings(**facts["settings"]),
+        "tasks": facts["parallelism"],
+    }
+    return RunPlan(**{**{k: v for k, v in facts.items() if k != "metastore"}, **made})
 
 
 def facts_of(plan: RunPlan) -> dict[str, Any]:
     """Returns what tells a plan from others, as JSON values."""
-    names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage", "metastore_url")
+    names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage")
     lists = {"split_lists": plan.split_lists, "union_lists": plan.union_lists}
-    facts = {name: getattr(plan, name) for name in names}
+    facts = {"metastore": plan.catalog.url, **{name: getattr(plan, name) for name in names}}
     return {**facts, **lists, "settings": asdict(plan.settings)}
 
 
@@ -206,10 +210,8 @@ def on_host(plan: RunPlan, local_dir: str) -> RunPlan:
 
 def read_back(plan: RunPlan, checkpoint_id: int, groups: KeyGroupRange = EVERYTHING) -> Any:
     """Returns a checkpoint's state in some key groups, from the metastore and storage alone."""
-    handles = run_transaction(
-        plan.metastore_url,
-        lambda c: segments_at(c, plan.job_id, checkpoint_id, groups),
-        what="reading a checkpoint",
+    handles = plan.catalog.run(
+        "reading a checkpoint", lambda c: segments_at(c, plan.job_id, checkpoint_id, groups)
     )
     return snapshot(open_store(plan.storage), handles, groups, job=plan.job)
 

@@ -18,7 +18,6 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine, run_transaction
 from cairn.catalog.job.segments import segments_at
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.run_context import RunPlan
@@ -130,7 +129,7 @@ class Query:
         self.restart()
         self.batch()
         self.batch()
-        with open_engine(self.url).begin() as connection:
+        with self.plan.catalog.begin() as connection:
             connection.execute(
                 text("UPDATE cairn.physical_files SET created_at = created_at - interval '1 hour'")
             )
@@ -143,7 +142,7 @@ class Query:
         return {found.path for found in open_store(self.storage).list(f"{self.plan.job_id}/")}
 
     def clean(self) -> None:
-        cleanup_job(self.url, self.plan.job)
+        cleanup_job(self.plan.catalog, self.plan.job)
 
 
 @pytest.fixture
@@ -233,10 +232,9 @@ def test_a_materialization_killed_at_any_step_is_done_by_the_next(
 def newest(query: Query, checkpoint_id: int, kind: SegmentKind) -> int:
     """Returns which checkpoint's state the newest segment of a kind in subtask 0 is."""
     plan = query.plan
-    handles = run_transaction(
-        plan.metastore_url,
+    handles = plan.catalog.run(
+        "reading the segments of a checkpoint",
         lambda c: segments_at(c, plan.job_id, checkpoint_id, plan.key_groups(0)),
-        what="reading the segments of a checkpoint",
     )
     return max(handle.as_of_checkpoint for handle in handles if handle.kind is kind)
 

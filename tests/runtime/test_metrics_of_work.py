@@ -161,13 +161,13 @@ def test_a_cleanup_whose_deletes_fail_is_seen_until_they_succeed(
     assert of(stream, "Storage.failedDeletes") == {None: 0}
     stream.let_writes_end()
     with unreachable((storage / stream.plan.job_id / torn).parent):
-        report = cleanup_job(stream.url, stream.plan.job)
+        report = cleanup_job(stream.plan.catalog, stream.plan.job)
         assert report.failed_deletes > 1
         assert of(stream, "Storage.failedDeletes") == {None: report.failed_deletes}
         assert of(stream, "Storage.orphanFiles") == {None: 1}
         [amplification] = of(stream, "Storage.spaceAmplification").values()
         assert amplification > 1
-    cleanup_job(stream.url, stream.plan.job)
+    cleanup_job(stream.plan.catalog, stream.plan.job)
     assert of(stream, "Storage.failedDeletes") == {None: 0}
     assert of(stream, "Storage.orphanFiles") == {None: 0}
     assert of(stream, "fileMerging.physicalFileCount") == {None: len(objects(stream.plan))}

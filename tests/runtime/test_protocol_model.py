@@ -25,7 +25,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from sqlalchemy import text
 
 from benchmarks.slow_s3 import SlowS3
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.errors import FencedError, StorageError
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
@@ -234,7 +234,7 @@ class Protocol(Checked):
     def savepoint(self) -> None:
         """Takes one of the newest checkpoint that Spark has committed, if there is one."""
         if self.rows("SELECT FROM cairn.checkpoints WHERE job_id = :job AND status = 'CONFIRMED'"):
-            pinned = pin(self.url, self.job, None, kind=PinKind.SAVEPOINT)
+            pinned = pin(Catalog(self.url), self.job, None, kind=PinKind.SAVEPOINT)
             path = manifest_file(self.plan.job_id, pinned.checkpoint_id)
             self.savepoints[f"{self.storage}/{path}"] = self.history(pinned.checkpoint_id)
 
@@ -254,13 +254,12 @@ class Protocol(Checked):
         self.origin = history
         self.restart(parallelism, way, found.manifest)
         restore(
-            self.url,
+            Catalog(self.url),
             found,
             open_store(self.storage),
             job=self.job,
             job_id=self.plan.job_id,
             epoch=self.plan.epoch,
-            timeout_ms=10_000,
         )
 
     @rule(host=st.sampled_from(["a", "b"]))
@@ -282,9 +281,9 @@ class Protocol(Checked):
                 "UPDATE cairn.physical_files SET created_at = created_at - interval '1 hour'"
                 " WHERE job_id = :job"
             )
-            with open_engine(self.url).begin() as connection:
+            with Catalog(self.url).begin() as connection:
                 connection.execute(text(statement), {"job": self.plan.job_id})
-        cleanup_job(self.url, self.job)
+        cleanup_job(Catalog(self.url), self.job)
 
     def on(self, host: str) -> RunPlan:
         return on_host(self.plan, str(self.root / f"host-{host}-{self.hosts[host]}"))

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, text
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.catalog.savepoints.pins import Pinned
 from cairn.layout import manifest_file
@@ -77,7 +77,7 @@ class Query:
             epoch=run.epoch,
             parallelism=registration.parallelism,
             storage=self.storage,
-            metastore_url=self.url,
+            catalog=Catalog(self.url),
             settings=Settings(
                 max_parallelism=MAX_PARALLELISM,
                 num_retained=2,
@@ -127,7 +127,7 @@ class Query:
         return Path(unquote(urlsplit(self.storage).path)) / self.plan.job_id
 
     def savepoint(self, checkpoint_id: int | None = None, name: str | None = None) -> Pinned:
-        return pin(self.url, self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
+        return pin(self.plan.catalog, self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
 
     def manifest_url(self, checkpoint_id: int) -> str:
         return f"{self.storage}/{manifest_file(self.plan.job_id, checkpoint_id)}"
@@ -146,7 +146,7 @@ class Query:
         )
 
     def do(self, work: Callable[[Connection], T]) -> T:
-        return run_transaction(self.url, work, timeout_ms=10_000, what="testing")
+        return self.plan.catalog.run("testing", work)
 
     def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """Returns the rows of a statement, in which `:job` is the job's id."""

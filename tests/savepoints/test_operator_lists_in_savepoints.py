@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.errors import CorruptSegmentError
 from cairn.keygroups import KeyGroupRange
@@ -72,7 +73,7 @@ def source(metastore_url: str, tmp_storage: str, tmp_path: Path, notes: Notes) -
 
 @pytest.fixture
 def empty_url(empty_database_url: str) -> str:
-    migrate(empty_database_url)
+    migrate(Catalog(empty_database_url))
     return empty_database_url
 
 
@@ -91,13 +92,12 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
     target = Query(empty_url, (tmp_path / "target").as_uri(), str(tmp_path / "local-2"), "again")
     target.start(parallelism, states=BOTH, origin=origin.manifest)
     restore(
-        target.url,
+        target.plan.catalog,
         origin,
         target.store,
         job=target.job,
         job_id=target.plan.job_id,
         epoch=target.plan.epoch,
-        timeout_ms=10_000,
     )
     shutil.rmtree(source.root)
     assert stored_lists(target.plan, 2) == saved
@@ -111,7 +111,7 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
     for batch_id in (2, 3):
         target.batch(batch_id, change_lists=notes.of_batch(batch_id), write=remember(batch_id + 2))
     target.age_intents()
-    cleanup_job(target.url, target.job)
+    cleanup_job(target.plan.catalog, target.job)
     assert stored_lists(target.plan, 2) == {}, "its checkpoint is subsumed"
 
 
@@ -120,7 +120,7 @@ def test_a_query_goes_on_with_its_lists_after_the_metastore_was_rebuilt(
     source: Query, empty_url: str, notes: Notes, parallelism: int
 ) -> None:
     saved = notes.after
-    rebuild(empty_url, source.storage)
+    rebuild(Catalog(empty_url), source.storage)
     query = Query(empty_url, source.storage, source.local_dir, interval=1)
     query.start(parallelism, states=BOTH)
     assert stored_lists(query.plan, 2) == saved

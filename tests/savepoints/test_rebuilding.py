@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import make_url
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.catalog.savepoints.rebuild import FoundManifest
 from cairn.errors import FencedError, RefusedError, StorageError
@@ -42,20 +42,20 @@ def lost(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Query:
 
 @pytest.fixture
 def empty_url(empty_database_url: str) -> str:
-    migrate(empty_database_url)
+    migrate(Catalog(empty_database_url))
     return empty_database_url
 
 
 def rebuilt(lost: Query, url: str) -> Query:
     """Returns the query with a metastore rebuilt at `url`; its executors have their local state."""
-    rebuild(url, lost.storage, timeout_ms=10_000)
+    rebuild(Catalog(url), lost.storage)
     return unstarted(lost, url)
 
 
 def test_every_checkpoint_with_a_manifest_comes_back_with_its_state(
     lost: Query, empty_url: str
 ) -> None:
-    report = rebuild(empty_url, lost.storage)
+    report = rebuild(Catalog(empty_url), lost.storage)
     [job] = report.jobs
     assert (job.job, job.checkpoints, job.newest_checkpoint, job.batch_id) == ("words", 6, 6, 5)
     assert (job.query_id, report.problems) == (QUERY, ())
@@ -69,7 +69,7 @@ def test_every_checkpoint_with_a_manifest_comes_back_with_its_state(
 def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, empty_url: str) -> None:
     lost.sql("UPDATE cairn.segments SET status = 'DEAD' WHERE first_checkpoint > 6")
     before = lost.sql(LIVE)
-    rebuild(empty_url, lost.storage)
+    rebuild(Catalog(empty_url), lost.storage)
     assert moved(lost, empty_url).sql(LIVE) == before
 
 
@@ -84,11 +84,11 @@ def test_the_query_goes_on_with_the_batch_after_the_newest_manifest(
     assert query.run.has_state
     last = [query.batch(batch_id, materializes=[0]) for batch_id in range(6, 10)][-1]
     assert query.state(last) == remembered(10)
-    cleanup_job(empty_url, "words")
+    cleanup_job(Catalog(empty_url), "words")
     assert query.state(last) == remembered(10)
     assert query.state(3) == remembered(3), "it is pinned"
     query.sql("UPDATE cairn.pins SET removed_at = now()")
-    cleanup_job(empty_url, "words")
+    cleanup_job(Catalog(empty_url), "words")
     assert query.state(last) == remembered(10)
     [(open_checkpoints,)] = query.sql(
         "SELECT count(*) FROM cairn.checkpoints WHERE status IN ('CONFIRMED', 'COMPLETED')"
@@ -119,12 +119,12 @@ def test_ids_and_epochs_are_never_given_again(lost: Query, empty_url: str) -> No
 def test_whoever_still_runs_on_the_lost_metastores_epochs_is_fenced(
     lost: Query, empty_url: str
 ) -> None:
-    zombie = replace(lost.plan, metastore_url=empty_url, epoch=999)
+    zombie = replace(lost.plan, catalog=Catalog(empty_url), epoch=999)
     query = rebuilt(lost, empty_url)
     query.plan = zombie
     with pytest.raises(FencedError, match="run 999 was replaced by run"):
         query.batch(6)
-    query.plan = replace(lost.plan, metastore_url=empty_url)
+    query.plan = replace(lost.plan, catalog=Catalog(empty_url))
     begun = TaskManager(query.plan, EXECUTOR).begin(query.plan.batch(QUERY, 6))
     with pytest.raises(FencedError, match="was replaced by run"):
         query.task(6, 0).run()
@@ -145,7 +145,7 @@ def test_a_manifest_whose_bytes_are_gone_or_damaged_is_not_used(
     only = {f.path for f in newest.files} - {f.path for f in lost.origin(5).manifest.files}
     (lost.root.parent / min(only)).unlink()
     (lost.root / "chk-2" / "_metadata").write_bytes(b"x")
-    report = rebuild(empty_url, lost.storage)
+    report = rebuild(Catalog(empty_url), lost.storage)
     assert [job.newest_checkpoint for job in report.jobs] == [5]
     assert "chk-2/_metadata: the object is not a manifest" in report.problems[0]
     assert f"its file {min(only)} is gone" in report.problems[1]
@@ -167,10 +167,10 @@ def test_a_checkpoint_that_the_query_was_rolled_back_behind_does_not_come_back(
     query.batch(5)
     second = query.batch(6)
     newest.write_bytes(whole)
-    with open_engine(empty_url).begin() as connection:
+    with Catalog(empty_url).begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA cairn CASCADE")
-    migrate(empty_url)
-    report = rebuild(empty_url, lost.storage)
+    migrate(Catalog(empty_url))
+    report = rebuild(Catalog(empty_url), lost.storage)
     [job] = report.jobs
     assert (job.newest_checkpoint, job.batch_id) == (second - 1, 5)
     assert report.problems == (
@@ -181,26 +181,26 @@ def test_a_checkpoint_that_the_query_was_rolled_back_behind_does_not_come_back(
 
 
 def test_a_dry_run_tells_the_same_and_changes_nothing(lost: Query, empty_url: str) -> None:
-    told = rebuild(empty_url, lost.storage, dry_run=True)
+    told = rebuild(Catalog(empty_url), lost.storage, dry_run=True)
     assert moved(lost, empty_url).sql("SELECT FROM cairn.jobs") == []
-    assert rebuild(empty_url, lost.storage) == told
+    assert rebuild(Catalog(empty_url), lost.storage) == told
 
 
 def test_a_metastore_that_has_the_job_is_refused_and_kept(lost: Query, empty_url: str) -> None:
     before = lost.sql("SELECT * FROM cairn.jobs")
     with pytest.raises(RefusedError, match="has a job 'words', with the root words-"):
-        rebuild(lost.url, lost.storage)
+        rebuild(lost.plan.catalog, lost.storage)
     assert lost.sql("SELECT * FROM cairn.jobs") == before
-    rebuild(empty_url, lost.storage)
+    rebuild(Catalog(empty_url), lost.storage)
     with pytest.raises(RefusedError, match="has a job 'words'"):
-        rebuild(empty_url, lost.storage)
+        rebuild(Catalog(empty_url), lost.storage)
 
 
 def test_all_jobs_of_a_storage_come_back_or_none(lost: Query, empty_url: str) -> None:
     other = Query(lost.url, lost.storage, lost.local_dir, job="other", interval=1).start()
     for batch_id in range(2):
         other.batch(batch_id)
-    report = rebuild(empty_url, lost.storage)
+    report = rebuild(Catalog(empty_url), lost.storage)
     assert [job.job for job in report.jobs] == ["other", "words"]
     [(jobs,)] = moved(lost, empty_url).sql("SELECT count(*) FROM cairn.jobs")
     assert jobs == 2
@@ -211,33 +211,33 @@ def test_two_roots_of_one_name_are_refused(lost: Query, empty_url: str, tmp_path
     for batch_id in range(2):
         other.batch(batch_id)
     with pytest.raises(RefusedError, match=r"both of a job of this name.* \[job words\]"):
-        rebuild(empty_url, lost.storage)
+        rebuild(Catalog(empty_url), lost.storage)
 
 
 def test_a_storage_that_is_not_there_is_not_an_empty_one(lost: Query, empty_url: str) -> None:
     shutil.rmtree(lost.root.parent)
     with pytest.raises(StorageError, match="mount the disk"):
-        rebuild(empty_url, lost.storage)
+        rebuild(Catalog(empty_url), lost.storage)
 
 
 def test_a_storage_without_manifests_says_what_it_has(lost: Query, empty_url: str) -> None:
     for path in lost.root.glob("chk-*"):
         shutil.rmtree(path)
-    assert rebuild(empty_url, lost.storage) == RebuildReport(
+    assert rebuild(Catalog(empty_url), lost.storage) == RebuildReport(
         (), (f"{lost.plan.job_id}: no manifest from which it could be rebuilt",)
     )
 
 
 def test_the_role_cairn_writer_may_rebuild(lost: Query, empty_url: str) -> None:
     writer = make_url(empty_url).update_query_dict({"options": "-c role=cairn_writer"})
-    report = rebuild(writer.render_as_string(hide_password=False), lost.storage)
+    report = rebuild(Catalog(writer.render_as_string(hide_password=False)), lost.storage)
     assert [job.checkpoints for job in report.jobs] == [6]
 
 
 def test_progress_counts_the_manifests(lost: Query, empty_url: str) -> None:
     seen: list[tuple[int, int]] = []
     rebuild(
-        empty_url,
+        Catalog(empty_url),
         lost.storage,
         dry_run=True,
         progress=lambda done, total: seen.append((done, total)),
@@ -284,7 +284,7 @@ def test_each_segment_is_part_of_the_checkpoints_whose_manifests_name_it(
 def moved(query: Query, url: str) -> Query:
     """Returns the query as it was started, with another metastore."""
     other = unstarted(query, url)
-    other.plan = replace(query.plan, metastore_url=url)
+    other.plan = replace(query.plan, catalog=Catalog(url))
     return other
 
 

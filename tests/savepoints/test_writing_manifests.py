@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.savepoints.manifest_rows import intend_manifest, seal_manifest
 from cairn.catalog.savepoints.pins import open_pins, remove_pins
 from cairn.errors import CorruptSegmentError, FencedError, RefusedError, StorageError
@@ -59,7 +60,9 @@ def statuses(query: Query) -> list[tuple[str, int]]:
 
 
 def write(query: Query, checkpoint_id: int) -> None:
-    write_manifest(query.url, query.store, query.plan.job_id, checkpoint_id, epoch=query.plan.epoch)
+    write_manifest(
+        query.plan.catalog, query.store, query.plan.job_id, checkpoint_id, epoch=query.plan.epoch
+    )
 
 
 def test_a_savepoints_manifest_holds_the_state_without_the_metastore(query: Query) -> None:
@@ -80,7 +83,7 @@ def test_a_manifest_is_the_same_whatever_has_happened_since(query: Query) -> Non
         query.batch(batch_id, materializes=[0, 1])
     query.start(parallelism=3)
     query.batch(7)
-    cleanup_job(query.url, query.job)
+    cleanup_job(query.plan.catalog, query.job)
     assert described(query, 2) == first
     assert from_manifest(query, 2) == remembered(2)
 
@@ -101,11 +104,11 @@ def test_a_manifest_stays_as_long_as_its_checkpoint(query: Query) -> None:
         query.batch(batch_id, materializes=[0, 1])
         if batch_id in (2, 3):
             query.savepoint()
-    cleanup_job(query.url, query.job)
+    cleanup_job(query.plan.catalog, query.job)
     assert manifests(query) == [2, 3]
     found = query.do(lambda c: open_pins(c, query.job, 2, None))
     query.do(lambda c: remove_pins(c, query.job, [row["pin_id"] for row in found]))
-    cleanup_job(query.url, query.job)
+    cleanup_job(query.plan.catalog, query.job)
     assert manifests(query) == [3]
     assert statuses(query) == [("DELETED", 0), ("SEALED", 1)]
     assert from_manifest(query, 3) == remembered(3)
@@ -150,7 +153,7 @@ def test_an_object_written_before_a_schema_grew_is_taken_as_the_manifest(
     job_store.put(intended.path, [earlier])
     wider = {**COUNT, "fields": [*COUNT["fields"], {**COUNT["fields"][0], "name": "m"}]}
     job.register([replace(STATES[0], value_schema=wider), *STATES[1:]])
-    write_manifest(metastore_url, job_store, job.job_id, 1, epoch=1)
+    write_manifest(Catalog(metastore_url), job_store, job.job_id, 1, epoch=1)
     found = read_manifest(f"{tmp_storage}/{intended.path}").manifest
     assert found == intended.manifest
     segment = job._run(lambda c: intend_manifest(c, job.job_id, 1))
@@ -175,7 +178,7 @@ def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
     query.start()
     query.batch(2)
     query.age_intents()
-    cleanup_job(query.url, query.job)
+    cleanup_job(query.plan.catalog, query.job)
     with pytest.raises(FencedError, match=r"CONDEMNED|DELETED"):
         query.do(lambda c: seal_manifest(c, intended, b"x"))
     with pytest.raises(RefusedError, match="its path is never used again"):
@@ -192,7 +195,7 @@ def test_a_write_that_is_taken_up_again_is_not_given_up_meanwhile(query: Query) 
     again = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
     query.start()
     query.batch(2)
-    cleanup_job(query.url, query.job)
+    cleanup_job(query.plan.catalog, query.job)
     query.store.put(again.path, [encode(again.manifest)])
     query.do(lambda c: seal_manifest(c, again, encode(again.manifest)))
     assert statuses(query) == [("SEALED", 1)]
@@ -219,7 +222,7 @@ def test_a_run_that_was_replaced_writes_no_manifest(query: Query) -> None:
     query.start()
     query.batch(2)
     with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
-        write_manifest(query.url, query.store, older.job_id, 1, epoch=older.epoch)
+        write_manifest(query.plan.catalog, query.store, older.job_id, 1, epoch=older.epoch)
     assert manifests(query) == []
 
 

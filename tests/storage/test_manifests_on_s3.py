@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
@@ -21,25 +22,24 @@ def test_a_job_is_restored_and_a_metastore_rebuilt_from_s3(
         source.batch(batch_id, materializes=[0])
     source.savepoint()
     source.savepoint(2)
-    cleanup_job(source.url, source.job)
+    cleanup_job(source.plan.catalog, source.job)
     again = Query(metastore_url, s3_url, str(tmp_path / "local"), job="again")
     origin = source.origin(3)
     again.start(3, origin=origin.manifest)
     restore(
-        again.url,
+        again.plan.catalog,
         origin,
         again.store,
         job=again.job,
         job_id=again.plan.job_id,
         epoch=again.plan.epoch,
-        timeout_ms=10_000,
     )
     assert again.state(again.batch(0, write=remember(3))) == remembered(4)
 
-    migrate(empty_database_url)
-    [back] = rebuild(empty_database_url, s3_url).jobs
+    migrate(Catalog(empty_database_url))
+    [back] = rebuild(Catalog(empty_database_url), s3_url).jobs
     assert (back.job, back.newest_checkpoint) == ("words", 3), "the other has no manifest"
-    lost = dataclasses.replace(source.plan, metastore_url=empty_database_url)
+    lost = dataclasses.replace(source.plan, catalog=Catalog(empty_database_url))
     source.plan = lost
     assert source.state(3) == remembered(3)
     assert source.state(2) == remembered(2)

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from sqlalchemy import select
 
 import cairn
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import range_of
 from cairn.segments.snapshot import snapshot
@@ -232,7 +232,7 @@ def new_session(master: str) -> SparkSession:
 
 def read_state(url: str, job: str, checkpoint_id: int) -> State:
     """Returns the state of one checkpoint, read from its segments alone."""
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         row = connection.execute(select(Job.__table__).where(Job.name == job)).one()
         names = {
             variable.state_id: variable
@@ -279,7 +279,7 @@ def read_state(url: str, job: str, checkpoint_id: int) -> State:
 
 def retained(url: str, job: str) -> dict[int, int]:
     """Returns the batch by id of every checkpoint that can be restored."""
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         found = connection.execute(
             select(Checkpoint.checkpoint_id, Checkpoint.batch_id)
             .join(Job, Job.job_id == Checkpoint.job_id)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from tests.streams.streams import Settings, expected_state, newest_state, remembered, start
 
 pytestmark = pytest.mark.spark
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 def parts(settings: Settings) -> Mapping[tuple[int, int], Any]:
     """Returns number of parts, and of their files, by checkpoint and subtask."""
-    with open_engine(settings.metastore).connect() as connection:
+    with Catalog(settings.metastore).begin() as connection:
         rows = connection.execute(
             text(
                 "SELECT first_checkpoint, subtask, count(*), count(DISTINCT file_id)"

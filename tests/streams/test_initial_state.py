@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import select, text
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
 from metastore.models import PhysicalFile
@@ -58,7 +58,7 @@ def seeded(files: int) -> State:
 
 def written(url: str) -> dict[int, set[str]]:
     """Returns the files of initial state that are not condemned, by run."""
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         found: dict[int, set[str]] = {}
         for epoch, path in connection.execute(
             select(PhysicalFile.epoch, PhysicalFile.path).where(PhysicalFile.status == "WRITING")
@@ -70,9 +70,9 @@ def written(url: str) -> dict[int, set[str]]:
 def clean(settings: Settings) -> None:
     """Cleans up when no write can be under way any more."""
     statement = "UPDATE cairn.physical_files SET created_at = created_at - interval '1 hour'"
-    with open_engine(settings.metastore).begin() as connection:
+    with Catalog(settings.metastore).begin() as connection:
         connection.execute(text(statement))
-    cleanup_job(settings.metastore, "small")
+    cleanup_job(Catalog(settings.metastore), "small")
 
 
 def test_initial_state_counts_once_when_the_first_batch_runs_twice(

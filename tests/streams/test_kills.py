@@ -18,7 +18,7 @@ import psutil
 import pytest
 from sqlalchemy import func, select
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
@@ -105,7 +105,7 @@ def has_begun_more(url: str, before: int) -> bool:
 
 def begun(url: str, run: int = 0) -> int:
     """Returns how many checkpoints were begun by the runs from this one on."""
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         count = connection.scalar(
             select(func.count()).select_from(Checkpoint).where(Checkpoint.epoch >= run)
         )
@@ -113,7 +113,7 @@ def begun(url: str, run: int = 0) -> int:
 
 
 def runs(url: str) -> int:
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         return connection.scalar(select(func.coalesce(func.max(Run.epoch), 0))) or 0
 
 
@@ -131,11 +131,11 @@ def assert_whole(settings: Settings, files: int) -> None:
     """The final state, every retained checkpoint, and storage are exactly what they should be."""
     url = settings.metastore
     assert newest_state(url) == expected_state(files)
-    cleanup_job(url, settings.job)
+    cleanup_job(Catalog(url), settings.job)
     for checkpoint, batch in retained(url, settings.job).items():
         assert read_state(url, settings.job, checkpoint) == expected_state(batch + 1)
     stored = {found.path for found in open_store(settings.storage).list("")}
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         sealed = set(
             connection.scalars(select(PhysicalFile.path).where(PhysicalFile.status == "SEALED"))
         )
@@ -219,8 +219,8 @@ def test_python_workers_killed_at_random_points_lose_and_double_nothing(
 
 def assert_rebuilt(settings: Settings, url: str) -> None:
     """Every checkpoint that manifests bring back is what it should be."""
-    migrate(url)
-    [job] = rebuild(url, settings.storage).jobs
+    migrate(Catalog(url))
+    [job] = rebuild(Catalog(url), settings.storage).jobs
     back = retained(url, settings.job)
     assert len(back) == job.checkpoints >= 2
     for checkpoint, batch in back.items():
@@ -293,7 +293,7 @@ def assert_timed(url: str, files: int) -> None:
 def placements(url: str, first: int, last: int) -> dict[int, set[str]]:
     """Returns the executors that each subtask ran on, over some checkpoints."""
     placed: dict[int, set[str]] = {}
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         for ack in connection.execute(
             select(SubtaskAck.subtask, SubtaskAck.tm_id).where(
                 SubtaskAck.checkpoint_id.between(first, last)

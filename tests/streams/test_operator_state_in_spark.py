@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.cli.inspect import entries, find_content
 from cairn.layout import manifest_file
 from cairn.savepoints.write_manifest import pin
@@ -30,8 +30,8 @@ def run(spark: SparkSession, settings: Settings) -> None:
 
 def lists_of(settings: Settings) -> tuple[Counter[int], dict[int, set[str]]]:
     """Returns the values that were seen, and by subtask the keys, as `cairn state` shows them."""
-    content = run_transaction(
-        settings.metastore, lambda c: find_content(c, settings.job, None), what="reading"
+    content = Catalog(settings.metastore).run(
+        "reading", lambda c: find_content(c, settings.job, None)
     )
     seen, keys = Counter[int](), defaultdict[int, set[str]](set)
     for row in entries(content):
@@ -62,7 +62,7 @@ def test_lists_go_on_over_restarts_with_other_parallelisms_and_from_a_savepoint(
     settings = replace(settings, parallelism=2)
     run(spark, settings)
     assert_lists(settings, 4, 2)
-    made = pin(settings.metastore, settings.job, None, kind=PinKind.SAVEPOINT)
+    made = pin(Catalog(settings.metastore), settings.job, None, kind=PinKind.SAVEPOINT)
     write_source(Path(settings.source), 6)
     rest = tmp_path / "rest"
     shutil.copytree(settings.source, rest)

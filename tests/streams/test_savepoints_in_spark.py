@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from cairn.catalog.engine import dispose_engines, run_transaction
+from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.migrate import migrate
 from cairn.errors import BadInputError
 from cairn.layout import manifest_file
@@ -43,7 +43,7 @@ def run(spark: SparkSession, settings: Settings, **more: Any) -> None:
 
 def savepoint(settings: Settings) -> tuple[str, int]:
     """Returns the URL of a savepoint of the newest confirmed checkpoint, and its batch."""
-    made = pin(settings.metastore, settings.job, None, kind=PinKind.SAVEPOINT)
+    made = pin(Catalog(settings.metastore), settings.job, None, kind=PinKind.SAVEPOINT)
     return f"{settings.storage}/{manifest_file(made.job_id, made.checkpoint_id)}", made.batch_id
 
 
@@ -81,7 +81,7 @@ def test_a_new_job_at_another_parallelism_goes_on_from_a_savepoint_without_its_s
     url, batch = savepoint(settings)
     assert batch == 3, "batch 4 is not confirmed"
     write_source(Path(settings.source), 8)
-    migrate(empty_database_url)
+    migrate(Catalog(empty_database_url))
     again = restored(
         settings,
         url,
@@ -117,10 +117,10 @@ def lose(settings: Settings, url: str) -> Settings:
     def drop(connection: Any) -> None:
         connection.exec_driver_sql("DROP SCHEMA cairn CASCADE")
 
-    run_transaction(settings.metastore, drop, timeout_ms=10_000, what="losing the metastore")
+    Catalog(settings.metastore).run("losing the metastore", drop)
     dispose_engines()
-    migrate(url)
-    report = rebuild(url, settings.storage)
+    migrate(Catalog(url))
+    report = rebuild(Catalog(url), settings.storage)
     assert (len(report.jobs), report.problems) == (1, ())
     return replace(settings, metastore=url)
 
@@ -174,7 +174,7 @@ def test_timers_and_watermark_go_on_from_the_savepoint(
     start(stream_of(spark, settings), settings).awaitTermination()
     url, batch = savepoint(settings)
     timed_streams.write_source(Path(source), 12)
-    migrate(empty_database_url)
+    migrate(Catalog(empty_database_url))
     again = restored(
         settings,
         url,

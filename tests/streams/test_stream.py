@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from sqlalchemy import create_engine, func, select, text
+from sqlalchemy import create_engine, func, make_url, select, text
 
-from cairn.catalog.engine import dispose_engines, open_engine
+from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.errors import BadInputError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
@@ -45,7 +45,7 @@ def run(spark: SparkSession, settings: Settings, **more: Any) -> None:
 
 
 def scalar(url: str, statement: Any) -> Any:
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         return connection.scalar(statement)
 
 
@@ -85,7 +85,7 @@ def test_restart_with_another_parallelism_keeps_the_state(
         write_source(Path(settings.source), files)
         run(spark, replace(settings, parallelism=parallelism))
         assert newest_state(settings.metastore) == expected_state(files)
-    cleanup_job(settings.metastore, "small")
+    cleanup_job(Catalog(settings.metastore), "small")
     for checkpoint, batch in retained(settings.metastore, "small").items():
         assert read_state(settings.metastore, "small", checkpoint) == expected_state(batch + 1)
 
@@ -97,11 +97,11 @@ def test_materialization_releases_the_changelog_and_cleanup_deletes_it(
     run(spark, settings)
     write_source(Path(settings.source), 10)
     run(spark, settings)
-    report = cleanup_job(settings.metastore, "small")
+    report = cleanup_job(Catalog(settings.metastore), "small")
     assert report.deleted_files > 0
     assert report.failed_deletes == 0
     stored = {found.path for found in open_store(settings.storage).list("")}
-    with open_engine(settings.metastore).connect() as connection:
+    with Catalog(settings.metastore).begin() as connection:
         known = set(
             connection.scalars(
                 select(PhysicalFile.path).where(PhysicalFile.status.in_(["SEALED", "WRITING"]))
@@ -282,7 +282,7 @@ def test_a_corrupt_segment_is_named_and_no_state_is_lost(
 ) -> None:
     settings = stream(3)
     run(spark, settings)
-    with open_engine(settings.metastore).connect() as connection:
+    with Catalog(settings.metastore).begin() as connection:
         path, offset = connection.execute(
             select(PhysicalFile.path, Segment.offset_bytes)
             .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
@@ -343,7 +343,7 @@ class closed_to_connections:
     """Throws everybody out of a database and lets nobody in, for at least so many seconds."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        self._engine = open_engine(url).url
+        self._engine = make_url(url)
         self._seconds = seconds
 
     def __enter__(self) -> None:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from sqlalchemy import select
 
-from cairn.catalog.engine import open_engine
+from cairn.catalog.catalog import Catalog
 from metastore.enums import CheckpointStatus
 from metastore.models import Checkpoint, Job, SubtaskAck
 from tests.streams.streams import OUTPUT, Settings, State, new_session, start
@@ -215,7 +215,7 @@ def each_of(settings: Settings) -> list[Settings]:
 
 def times_of_batches(url: str, job: str) -> dict[int, tuple[int, int]]:
     """Returns processing time and watermark by batch, of the checkpoints that count."""
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         found = connection.execute(
             select(Checkpoint.batch_id, Checkpoint.processing_ms, Checkpoint.watermark_ms)
             .join(Job, Job.job_id == Checkpoint.job_id)
@@ -228,7 +228,7 @@ def times_of_batches(url: str, job: str) -> dict[int, tuple[int, int]]:
 def late_rows(url: str, job: str) -> dict[int, int]:
     """Returns how many rows were late by batch, of the checkpoints that count."""
     late: dict[int, int] = {}
-    with open_engine(url).connect() as connection:
+    with Catalog(url).begin() as connection:
         for batch, count in connection.execute(
             select(Checkpoint.batch_id, SubtaskAck.late_rows)
             .join(Job, Job.job_id == Checkpoint.job_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
@@ -35,7 +35,6 @@ from cairn.catalog.cleanup.snapshot import (
     is_pinned,
     may_appear,
 )
-from cairn.catalog.engine import run_transaction
 from cairn.errors import RefusedError
 from metastore.enums import CheckpointStatus, FileStatus, MaintenanceStatus, SegmentStatus
 from metastore.models import Checkpoint, Deletion, Job, MaintenanceRun, PhysicalFile, Segment
@@ -54,37 +53,29 @@ class Applied:
 
 
 def store_plan(
-    url: str,
+    connection: Connection,
+    run_id: UUID,
     job: JobFacts,
     action: str,
     plan: Mapping[str, Any],
     plan_sha256: str,
-    *,
-    timeout_ms: int,
-) -> UUID:
-    """Stores a plan as PLANNED and returns the id of its maintenance run."""
-    run_id = uuid4()
-
-    def work(connection: Connection) -> UUID:
-        connection.execute(
-            insert(MaintenanceRun)
-            .values(
-                maintenance_run_id=run_id,
-                job_id=job.job_id,
-                action=action,
-                plan=dict(plan),
-                plan_sha256=plan_sha256,
-            )
-            .on_conflict_do_nothing(index_elements=[MaintenanceRun.maintenance_run_id])
+) -> None:
+    """Stores a plan as PLANNED, under the id of its maintenance run."""
+    connection.execute(
+        insert(MaintenanceRun)
+        .values(
+            maintenance_run_id=run_id,
+            job_id=job.job_id,
+            action=action,
+            plan=dict(plan),
+            plan_sha256=plan_sha256,
         )
-        return run_id
-
-    what = f"storing a plan for job {job.name}"
-    return run_transaction(url, work, timeout_ms=timeout_ms, what=what)
+        .on_conflict_do_nothing(index_elements=[MaintenanceRun.maintenance_run_id])
+    )
 
 
 def apply_plan(
-    url: str,
+    connection: Connection,
     job: JobFacts,
     run_id: UUID,
     *,
@@ -92,52 +83,36 @@ def apply_plan(
     checkpoints: Sequence[int],
     segments: Sequence[UUID],
     files: Sequence[UUID],
-    timeout_ms: int,
-) -> Applied:
-    """Executes what still holds of a stored plan, in one transaction; returns what it changed.
+) -> Applied | None:
+    """Executes what still holds of a stored plan and returns what it changed.
 
     Every row is decided again under the job's lock; rows that no longer qualify are left alone.
     Delete intents for the condemned files commit with it. A plan that was applied before changes
-    nothing, and what it changed then is returned.
+    nothing, and what it changed then is returned. Returns None for a plan older than
+    `PLAN_LIFE_MIN`, which is FAILED from then on.
 
     Raises:
-        RefusedError: the plan is not the stored one, or is older than `PLAN_LIFE_MIN`.
+        RefusedError: the plan is not the stored one.
     """
-
-    def work(connection: Connection) -> Applied | None:
-        facts = connection.execute(
-            select(Job.num_retained, Job.current_epoch)
-            .where(Job.job_id == job.job_id)
-            .with_for_update(key_share=True)
-        ).one()
-        run = _lock_run(connection, job, run_id, plan_sha256)
-        if run.status == MaintenanceStatus.APPLIED:
-            return Applied(**run.result)
-        if run.status == MaintenanceStatus.FAILED or run.expired:
-            _finish(connection, run_id, MaintenanceStatus.FAILED, {"refused": "expired"})
-            return None
-        applied = Applied(
-            subsumed_checkpoints=_subsume(connection, job, checkpoints, facts.num_retained),
-            dead_segments=_let_die(connection, job, segments),
-            condemned_files=_condemn(connection, job, files, facts.current_epoch, run_id),
-        )
-        _finish(connection, run_id, MaintenanceStatus.APPLIED, asdict(applied))
-        return applied
-
-    applied = run_transaction(
-        url, work, timeout_ms=timeout_ms, what=f"applying a plan for job {job.name}"
+    facts = connection.execute(
+        select(Job.num_retained, Job.current_epoch)
+        .where(Job.job_id == job.job_id)
+        .with_for_update(key_share=True)
+    ).one()
+    run = _lock_run(connection, job, run_id, plan_sha256)
+    if run.status == MaintenanceStatus.APPLIED:
+        return Applied(**run.result)
+    if run.status == MaintenanceStatus.FAILED or run.expired:
+        # No error is raised here: it would roll the status back.
+        _finish(connection, run_id, MaintenanceStatus.FAILED, {"refused": "expired"})
+        return None
+    applied = Applied(
+        subsumed_checkpoints=_subsume(connection, job, checkpoints, facts.num_retained),
+        dead_segments=_let_die(connection, job, segments),
+        condemned_files=_condemn(connection, job, files, facts.current_epoch, run_id),
     )
-    if applied is None:
-        raise _expired(job, run_id)
+    _finish(connection, run_id, MaintenanceStatus.APPLIED, asdict(applied))
     return applied
-
-
-def _expired(job: JobFacts, run_id: UUID) -> RefusedError:
-    return RefusedError(
-        f"plan {run_id} is older than {PLAN_LIFE_MIN} min, so it was not applied. Run the "
-        "cleanup again: it makes a new plan",
-        job=job.name,
-    )
 
 
 def _lock_run(connection: Connection, job: JobFacts, run_id: UUID, plan_sha256: str) -> Row[Any]:

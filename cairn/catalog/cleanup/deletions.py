@@ -9,7 +9,6 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Connection, cast, func, select, update
 
 from cairn.catalog.cleanup.snapshot import any_uuid
-from cairn.catalog.engine import run_transaction
 from metastore.enums import FileStatus
 from metastore.models import Deletion, PhysicalFile
 
@@ -33,62 +32,50 @@ class FileTotal:
 
 
 def open_intents(
-    url: str, job_id: str, *, after: UUID | None, limit: int, timeout_ms: int
+    connection: Connection, job_id: str, *, after: UUID | None, limit: int
 ) -> list[DeleteIntent]:
     """Returns up to `limit` open intents of a job with file ids above `after`, by file id."""
-
-    def work(connection: Connection) -> list[DeleteIntent]:
-        rows = connection.execute(
-            select(Deletion.file_id, Deletion.path)
-            .where(
-                Deletion.job_id == job_id,
-                Deletion.done_at.is_(None),
-                Deletion.file_id > (after or _LOWEST_ID),
-            )
-            .order_by(Deletion.file_id)
-            .limit(limit)
+    rows = connection.execute(
+        select(Deletion.file_id, Deletion.path)
+        .where(
+            Deletion.job_id == job_id,
+            Deletion.done_at.is_(None),
+            Deletion.file_id > (after or _LOWEST_ID),
         )
-        return [DeleteIntent(*row) for row in rows]
+        .order_by(Deletion.file_id)
+        .limit(limit)
+    )
+    return [DeleteIntent(*row) for row in rows]
 
-    return run_transaction(url, work, timeout_ms=timeout_ms, what="reading delete intents")
 
-
-def total_open(url: str, job_id: str, *, timeout_ms: int) -> FileTotal:
+def total_open(connection: Connection, job_id: str) -> FileTotal:
     """Returns how many files of a job wait for their deletion, and their bytes."""
-
-    def work(connection: Connection) -> FileTotal:
-        size_bytes = cast(func.coalesce(func.sum(PhysicalFile.size_bytes), 0), BigInteger)
-        files, total_bytes = connection.execute(
-            select(func.count(), size_bytes)
-            .select_from(Deletion)
-            .join(PhysicalFile, PhysicalFile.file_id == Deletion.file_id)
-            .where(Deletion.job_id == job_id, Deletion.done_at.is_(None))
-        ).one()
-        return FileTotal(files, total_bytes)
-
-    return run_transaction(url, work, timeout_ms=timeout_ms, what="counting delete intents")
+    size_bytes = cast(func.coalesce(func.sum(PhysicalFile.size_bytes), 0), BigInteger)
+    files, total_bytes = connection.execute(
+        select(func.count(), size_bytes)
+        .select_from(Deletion)
+        .join(PhysicalFile, PhysicalFile.file_id == Deletion.file_id)
+        .where(Deletion.job_id == job_id, Deletion.done_at.is_(None))
+    ).one()
+    return FileTotal(files, total_bytes)
 
 
 def record_outcome(
-    url: str, *, gone: Sequence[UUID], failed: Mapping[UUID, str], timeout_ms: int
+    connection: Connection, *, gone: Sequence[UUID], failed: Mapping[UUID, str]
 ) -> FileTotal:
     """Closes the intents of objects that are gone, their files DELETED; notes the other errors.
 
     A closed intent is passed over, so of two processes that delete the same object one counts
     it. Returns the total of the files that this call made DELETED.
     """
-
-    def work(connection: Connection) -> FileTotal:
-        still_open = _lock_open(connection, [*gone, *failed])
-        for file_id in sorted(still_open & failed.keys()):
-            connection.execute(
-                update(Deletion)
-                .where(Deletion.file_id == file_id)
-                .values(attempts=Deletion.attempts + 1, last_error=failed[file_id])
-            )
-        return _close(connection, sorted(still_open - failed.keys()))
-
-    return run_transaction(url, work, timeout_ms=timeout_ms, what="recording deletions")
+    still_open = _lock_open(connection, [*gone, *failed])
+    for file_id in sorted(still_open & failed.keys()):
+        connection.execute(
+            update(Deletion)
+            .where(Deletion.file_id == file_id)
+            .values(attempts=Deletion.attempts + 1, last_error=failed[file_id])
+        )
+    return _close(connection, sorted(still_open - failed.keys()))
 
 
 def _lock_open(connection: Connection, file_ids: Sequence[UUID]) -> set[UUID]:

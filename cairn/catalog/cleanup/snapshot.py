@@ -25,7 +25,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.begin import OPEN
 from cairn.errors import BadInputError
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
@@ -105,16 +104,12 @@ class UpkeepSnapshot:
     files: tuple[UndeletedFile, ...]
 
 
-def job_names(url: str, *, timeout_ms: int) -> list[str]:
+def job_names(connection: Connection) -> list[str]:
     """Returns the names of all jobs, in order."""
-
-    def work(connection: Connection) -> list[str]:
-        return list(connection.scalars(select(Job.name).order_by(Job.name)))
-
-    return run_transaction(url, work, timeout_ms=timeout_ms, what="listing the jobs")
+    return list(connection.scalars(select(Job.name).order_by(Job.name)))
 
 
-def read_snapshot(url: str, job_name: str, *, timeout_ms: int) -> UpkeepSnapshot:
+def read_snapshot(connection: Connection, job_name: str) -> UpkeepSnapshot:
     """Returns what a subsumption plan is made from, read in one repeatable-read snapshot.
 
     At most `PLAN_ROWS` rows of each kind, oldest first: where there is more to do, plan, apply
@@ -123,18 +118,12 @@ def read_snapshot(url: str, job_name: str, *, timeout_ms: int) -> UpkeepSnapshot
     Raises:
         BadInputError: there is no such job.
     """
-
-    def work(connection: Connection) -> UpkeepSnapshot:
-        connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-        job = _job_facts(connection, job_name)
-        checkpoints, horizon = _open_checkpoints(connection, job)
-        segments = _released_segments(connection, job, horizon)
-        files = _undeleted_files(connection, job, {segment.file_id for segment in segments})
-        return UpkeepSnapshot(job, checkpoints, segments, files)
-
-    return run_transaction(
-        url, work, timeout_ms=timeout_ms, what=f"reading what job {job_name} keeps"
-    )
+    connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    job = _job_facts(connection, job_name)
+    checkpoints, horizon = _open_checkpoints(connection, job)
+    segments = _released_segments(connection, job, horizon)
+    files = _undeleted_files(connection, job, {segment.file_id for segment in segments})
+    return UpkeepSnapshot(job, checkpoints, segments, files)
 
 
 def _job_facts(connection: Connection, job_name: str) -> JobFacts:

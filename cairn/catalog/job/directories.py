@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, and_, func, null, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.catalog.engine import run_transaction
 from cairn.handles import DirectoryHandle
 from metastore.enums import DirectoryStatus, FileStatus, Scope
 from metastore.models import Directory, PhysicalFile
@@ -77,33 +76,25 @@ def unclaim_directories(connection: Connection, job_id: str, epoch: int, paralle
     )
 
 
-def given_up_directories(url: str, job_id: str, *, limit: int, timeout_ms: int) -> list[str]:
+def given_up_directories(connection: Connection, job_id: str, *, limit: int) -> list[str]:
     """Returns the paths of up to `limit` UNCLAIMED directories without an undeleted file."""
-
-    def work(connection: Connection) -> list[str]:
-        return list(
-            connection.scalars(
-                select(Directory.path)
-                .where(Directory.job_id == job_id, _is_given_up())
-                .order_by(Directory.path)
-                .limit(limit)
-            )
+    return list(
+        connection.scalars(
+            select(Directory.path)
+            .where(Directory.job_id == job_id, _is_given_up())
+            .order_by(Directory.path)
+            .limit(limit)
         )
+    )
 
-    return run_transaction(url, work, timeout_ms=timeout_ms, what="reading directories to remove")
 
-
-def record_removed(url: str, job_id: str, paths: Sequence[str], *, timeout_ms: int) -> None:
+def record_removed(connection: Connection, job_id: str, paths: Sequence[str]) -> None:
     """Makes removed directories DELETED, but for those that a run has claimed again."""
-
-    def work(connection: Connection) -> None:
-        connection.execute(
-            update(Directory)
-            .where(Directory.job_id == job_id, Directory.path.in_(paths), _is_given_up())
-            .values(status=DirectoryStatus.DELETED, deleted_at=func.now())
-        )
-
-    run_transaction(url, work, timeout_ms=timeout_ms, what="recording removed directories")
+    connection.execute(
+        update(Directory)
+        .where(Directory.job_id == job_id, Directory.path.in_(paths), _is_given_up())
+        .values(status=DirectoryStatus.DELETED, deleted_at=func.now())
+    )
 
 
 def _is_given_up() -> ColumnElement[bool]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.acks import Ack, acknowledge
 from cairn.catalog.job.files import Uploaded
 from cairn.errors import RefusedError
@@ -191,8 +190,8 @@ def _acknowledge(
     group: Group, written: Sequence[Uploaded], acks: Sequence[Ack], pool_wait_ms: int
 ) -> None:
     plan = group.manager.plan
-    run_transaction(
-        plan.metastore_url,
+    plan.catalog.run(
+        f"acknowledge checkpoint {group.checkpoint_id} of job {plan.job}",
         lambda connection: acknowledge(
             connection,
             group.batch,
@@ -203,8 +202,6 @@ def _acknowledge(
             uploads=[one.stats for one in written],
             pool_wait_ms=pool_wait_ms,
         ),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"acknowledge checkpoint {group.checkpoint_id} of job {plan.job}",
     )
 
 

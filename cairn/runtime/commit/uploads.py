@@ -19,7 +19,6 @@ from typing import TypeVar
 import msgspec
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.files import IntendedFile, Uploaded, WrittenFile, intend_files
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import CairnError, OutcomeUnknownError, StoreFailedError
@@ -108,11 +107,9 @@ def intend(
         )
         for file_id, target in zip(ids, targets, strict=True)
     ]
-    run_transaction(
-        manager.plan.metastore_url,
+    manager.plan.catalog.run(
+        f"record the write of {files[0].path}",
         lambda connection: intend_files(connection, batch, files, claims),
-        timeout_ms=manager.plan.settings.metastore_timeout_ms,
-        what=f"record the write of {files[0].path}",
     )
     return [Intent(file.file_id, file.path, began_s) for file in files]
 

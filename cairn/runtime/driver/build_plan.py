@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.errors import BadInputError
 from cairn.runtime.driver.initial_rows import pack, write_initial_rows
@@ -148,27 +147,24 @@ def _on_stream(
 def _register(
     job: JobSpec, registration: Registration, slots: int | None
 ) -> tuple[RegisteredRun, RunPlan]:
-    url, timeout_ms = job.open_metastore(), job.settings.metastore_timeout_ms
+    catalog = job.open_catalog()
     origin = None
     if job.restore_from is not None:
-        origin = find_origin(url, job.name, job.restore_from, timeout_ms=timeout_ms)
+        origin = find_origin(catalog, job.name, job.restore_from)
     if origin is not None:
         registration = dataclasses.replace(registration, origin=origin.manifest)
-    run = run_transaction(
-        url,
+    run = catalog.run(
+        f"register a run of job {job.name}",
         lambda connection: register_run(connection, registration),
-        timeout_ms=timeout_ms,
-        what=f"register a run of job {job.name}",
     )
     if origin is not None and not run.has_state:
         restore(
-            url,
+            catalog,
             origin,
             open_store(job.storage),
             job=job.name,
             job_id=run.job_id,
             epoch=run.epoch,
-            timeout_ms=timeout_ms,
         )
         run = dataclasses.replace(run, has_state=True)
     return run, RunPlan(
@@ -178,7 +174,7 @@ def _register(
         epoch=run.epoch,
         parallelism=job.parallelism,
         storage=job.storage,
-        metastore_url=url,
+        catalog=catalog,
         settings=job.settings,
         tasks=min(job.parallelism, slots or job.parallelism),
         split_lists=run.split_lists,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import EMBEDDED_PREFIX, resolve_url
 from cairn.catalog.migrate import migrate, require_current
 from cairn.errors import BadInputError
@@ -22,17 +23,17 @@ class JobSpec:
     settings: Settings
     restore_from: str | None = None
 
-    def open_metastore(self) -> str:
-        """Returns the metastore's SQLAlchemy URL; starts and migrates an embedded one.
+    def open_catalog(self) -> Catalog:
+        """Returns the metastore; starts and migrates an embedded one.
 
         Raises:
             RefusedError: the database's revision is not the one this version needs.
         """
-        url = resolve_url(self.metastore)
+        catalog = Catalog(resolve_url(self.metastore), self.settings.metastore_timeout_ms)
         if self.metastore.startswith(EMBEDDED_PREFIX):
-            migrate(url)
-        require_current(url)
-        return url
+            migrate(catalog)
+        require_current(catalog)
+        return catalog
 
     def check_storage(self) -> None:
         """Checks that the job's storage can be written as its options ask.

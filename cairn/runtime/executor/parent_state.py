@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.begin import BatchStart, Parent
 from cairn.catalog.job.segments import current_epoch, lineage_of, segments_at
 from cairn.errors import FencedError
@@ -130,11 +129,8 @@ def _is_overtaken(manager: TaskManager, here: Position, wanted: Position) -> boo
             lineage_of(connection, plan.job_id, here.checkpoint_id),
         )
 
-    epoch, lineage = run_transaction(
-        plan.metastore_url,
-        look_up,
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"find out what moved local state of job {plan.job} on",
+    epoch, lineage = plan.catalog.run(
+        f"find out what moved local state of job {plan.job} on", look_up
     )
     is_known_batch = here.checkpoint_id > wanted.checkpoint_id and lineage == here.lineage
     return epoch > plan.epoch or is_known_batch
@@ -184,11 +180,8 @@ def _restore(
         handles = segments_at(connection, plan.job_id, wanted.checkpoint_id, key_groups)
         return handles, lineage_of(connection, plan.job_id, here.checkpoint_id)
 
-    handles, lineage = run_transaction(
-        plan.metastore_url,
-        look_up,
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"find the segments of checkpoint {wanted.checkpoint_id} of job {plan.job}",
+    handles, lineage = plan.catalog.run(
+        f"find the segments of checkpoint {wanted.checkpoint_id} of job {plan.job}", look_up
     )
     if lineage != here.lineage or here.checkpoint_id > wanted.checkpoint_id:
         here = NOTHING

@@ -5,9 +5,10 @@ Without Spark, so that a process that only materializes starts quickly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cairn.batch_ref import BatchRef
+from cairn.catalog.catalog import Catalog
 from cairn.handles import DirectoryHandle
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import shared_directory
@@ -35,7 +36,7 @@ class RunPlan:
     epoch: int
     parallelism: int
     storage: str
-    metastore_url: str = field(repr=False)
+    catalog: Catalog
     settings: Settings
     tasks: int
     """Spark tasks that share the subtasks of a batch, at most `parallelism`."""

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.begin import BatchStart, begin_batch
 from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle
@@ -69,11 +68,9 @@ class TaskManager:
         with self.lock("begin"):
             if cached.exists():
                 return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
-            start = run_transaction(
-                self.plan.metastore_url,
+            start = self.plan.catalog.run(
+                f"begin batch {batch.batch_id} of job {batch.job}",
                 lambda connection: begin_batch(connection, batch, with_lists=self.plan.has_lists),
-                timeout_ms=self.plan.settings.metastore_timeout_ms,
-                what=f"begin batch {batch.batch_id} of job {batch.job}",
             )
             self._tidy(start)
             write_whole(cached, msgspec.msgpack.encode(start))

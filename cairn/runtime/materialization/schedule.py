@@ -22,7 +22,6 @@ import msgspec
 from sqlalchemy import Connection
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.begin import Clock
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
 from cairn.errors import (
@@ -247,9 +246,6 @@ def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None
 
 
 def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
-    run_transaction(
-        order.plan.metastore_url,
-        work,
-        timeout_ms=order.plan.settings.metastore_timeout_ms,
-        what=f"record a materialization of subtask {order.subtask} of job {order.plan.job}",
+    order.plan.catalog.run(
+        f"record a materialization of subtask {order.subtask} of job {order.plan.job}", work
     )

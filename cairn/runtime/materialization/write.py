@@ -13,7 +13,6 @@ from functools import partial
 
 import cairn.segments.format as segment_format
 from cairn.batch_ref import BatchRef
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.bases import Replay, install, replay_of
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import Materialized
@@ -88,11 +87,9 @@ def materialize(
     if position is None or position.checkpoint_id == 0 or position.epoch > plan.epoch:
         return None
     key_groups, as_of = plan.key_groups(subtask), position.checkpoint_id
-    replay = run_transaction(
-        plan.metastore_url,
+    replay = plan.catalog.run(
+        f"find what subtask {subtask} of job {plan.job} would replay",
         lambda connection: replay_of(connection, plan.job_id, as_of, key_groups),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"find what subtask {subtask} of job {plan.job} would replay",
     )
     if replay.lineage != position.lineage or (replay.is_based and not replay.changes):
         return None
@@ -107,11 +104,9 @@ def materialize(
     with ExitStack() as held:
         slot = shared_slot(manager, subtask, held)
         written = _write_all(manager, store, batch, subtask, drawn(encoded), as_of, slot)
-        run_transaction(
-            plan.metastore_url,
+        plan.catalog.run(
+            f"install the materialization of subtask {subtask} of job {plan.job}",
             lambda connection: install(connection, batch, subtask, written, replaced),
-            timeout_ms=plan.settings.metastore_timeout_ms,
-            what=f"install the materialization of subtask {subtask} of job {plan.job}",
         )
         _leave_open(slot, subtask, *written[-1], plan.settings)
     return Materialized.of([handle for _, handle in written])

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark import TaskContext
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.files import IntendedFile, intend_initial_rows
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.layout import shared_file
@@ -76,8 +75,8 @@ def write_partition(
 def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> InitialRows:
     file_id = str(uuid.uuid4())
     path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
-    run_transaction(
-        plan.metastore_url,
+    plan.catalog.run(
+        f"record the write of {path}",
         lambda connection: intend_initial_rows(
             connection,
             plan.job_id,
@@ -85,8 +84,6 @@ def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> In
             IntendedFile(file_id, path, Scope.SHARED),
             plan.shared_directory(subtask),
         ),
-        timeout_ms=plan.settings.metastore_timeout_ms,
-        what=f"record the write of {path}",
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.begin import Parent
 from cairn.catalog.savepoints.manifest_rows import newest_manifest
 from cairn.errors import CorruptSegmentError, RefusedError, StoreFailedError
@@ -30,14 +29,7 @@ def write_manifest_if_due(manager: TaskManager, store: ObjectStore, parent: Pare
     plan = manager.plan
     try:
         if parent.checkpoint_id - _newest(manager) >= plan.settings.manifest_interval:
-            write_manifest(
-                plan.metastore_url,
-                store,
-                plan.job_id,
-                parent.checkpoint_id,
-                epoch=plan.epoch,
-                timeout_ms=plan.settings.metastore_timeout_ms,
-            )
+            write_manifest(plan.catalog, store, plan.job_id, parent.checkpoint_id, epoch=plan.epoch)
             _note(manager, parent.checkpoint_id)
     except (StoreFailedError, RefusedError, CorruptSegmentError) as error:
         _log.warning("no manifest of checkpoint %d: %s", parent.checkpoint_id, error)
@@ -49,11 +41,9 @@ def _newest(manager: TaskManager) -> int:
         return int(_noted(manager).read_bytes())
     except FileNotFoundError:
         plan = manager.plan
-        newest = run_transaction(
-            plan.metastore_url,
+        newest = plan.catalog.run(
+            f"find the newest manifest of job {plan.job}",
             lambda connection: newest_manifest(connection, plan.job_id),
-            timeout_ms=plan.settings.metastore_timeout_ms,
-            what=f"find the newest manifest of job {plan.job}",
         )
         _note(manager, newest)
         return newest

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.segments import segments_at
 from cairn.runtime.commit.changelog import Changelog
 from cairn.runtime.executor.local_store import open_local
@@ -93,10 +92,9 @@ class Query:
 
     def handles(self, checkpoint_id: int) -> list[Any]:
         """Returns the segments that a restore of a checkpoint replays, in order."""
-        return run_transaction(
-            self.plan.metastore_url,
+        return self.plan.catalog.run(
+            "reading a checkpoint",
             lambda c: segments_at(c, self.plan.job_id, checkpoint_id, EVERYTHING),
-            what="reading a checkpoint",
         )
 
     def replayed(self, checkpoint_id: int) -> list[list[bytes]]:

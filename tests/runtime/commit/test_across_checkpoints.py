@@ -44,7 +44,7 @@ def sizes(stream: Stream) -> list[int]:
 
 
 def clean(stream: Stream) -> None:
-    cleanup_job(stream.url, stream.plan.job)
+    cleanup_job(stream.plan.catalog, stream.plan.job)
 
 
 def test_checkpoints_go_on_with_one_file_each_by_one_append(stream: Stream) -> None:

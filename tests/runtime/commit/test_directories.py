@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from cairn.catalog.cleanup.snapshot import read_snapshot
-from cairn.catalog.engine import open_engine
 from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.cli import main
 from cairn.errors import RefusedError
@@ -46,7 +45,7 @@ def on_disk(stream: Stream) -> set[str]:
 
 
 def clean(stream: Stream) -> None:
-    cleanup_job(stream.url, stream.plan.job)
+    cleanup_job(stream.plan.catalog, stream.plan.job)
 
 
 def test_a_directory_is_claimed_with_the_first_write_intent_in_it(stream: Stream) -> None:
@@ -209,7 +208,7 @@ def clean_files_only(stream: Stream) -> None:
 
 
 def execute(stream: Stream, statement: str, **values: Any) -> None:
-    with open_engine(stream.url).begin() as connection:
+    with stream.plan.catalog.begin() as connection:
         connection.execute(text(statement), values)
 
 
@@ -218,9 +217,11 @@ def test_a_directory_claimed_again_while_it_is_removed_stays_claimed(stream: Str
     old = given_up(stream)
     clean_files_only(stream)
     path = f"{stream.plan.job_id}/{old}"
-    assert path in given_up_directories(stream.url, stream.plan.job_id, limit=9, timeout_ms=9000)
+    assert path in stream.plan.catalog.run(
+        "reading", lambda c: given_up_directories(c, stream.plan.job_id, limit=9)
+    )
     execute(stream, "UPDATE cairn.directories SET status = 'CLAIMED' WHERE path = :p", p=path)
-    record_removed(stream.url, stream.plan.job_id, [path], timeout_ms=9000)
+    stream.plan.catalog.run("recording", lambda c: record_removed(c, stream.plan.job_id, [path]))
     assert directories(stream.plan)[old] == "CLAIMED"
 
 
@@ -233,10 +234,10 @@ def test_a_directory_outside_the_jobs_root_is_refused(stream: Stream) -> None:
         job=stream.plan.job_id,
     )
     execute(stream, "UPDATE cairn.directories SET status = 'UNCLAIMED' WHERE scope = 'shared'")
-    job = read_snapshot(stream.url, stream.plan.job, timeout_ms=9000).job
+    job = stream.plan.catalog.run("reading", lambda c: read_snapshot(c, stream.plan.job)).job
     store = PosixStore(Path(stream.storage.removeprefix("file://")))
     with pytest.raises(RefusedError, match="outside the job's root"):
-        delete_directories(stream.url, job, store, timeout_ms=9000)
+        delete_directories(stream.plan.catalog, job, store)
 
 
 def test_executors_that_claim_the_same_directories_at_once_do_not_deadlock(

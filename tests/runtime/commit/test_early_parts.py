@@ -70,7 +70,7 @@ def test_early_parts_go_to_files_of_their_own_whatever_the_way_of_merging(
     stream.plan = on_host(stream.plan, str(tmp_path / "other-host"))
     stream.batch(early=AtOnce())
     stream.assert_whole()
-    cleanup_job(stream.url, plan.job)
+    cleanup_job(stream.plan.catalog, plan.job)
     stream.assert_whole()
 
 
@@ -100,7 +100,7 @@ def test_a_later_attempt_with_fewer_parts_replaces_all(stream: Stream) -> None:
     assert [live for _, _, live in files(plan)] == [0] * MAX_PARALLELISM + [1]
     stream.assert_whole()
     stream.batch()
-    cleanup_job(stream.url, plan.job)
+    cleanup_job(stream.plan.catalog, plan.job)
     assert len(objects(plan)) == 2
     stream.assert_whole()
 
@@ -121,10 +121,10 @@ def test_an_attempt_that_failed_leaves_files_that_go_once_its_batch_is_over(
     assert len(files(plan, "WRITING")) == len(objects(plan)) == early
     stream.batch()
     stream.let_writes_end()
-    cleanup_job(stream.url, plan.job)
+    cleanup_job(stream.plan.catalog, plan.job)
     assert len(objects(plan)) == early + 1, "another task may still acknowledge in this batch"
     stream.batch()
-    cleanup_job(stream.url, plan.job)
+    cleanup_job(stream.plan.catalog, plan.job)
     assert len(objects(plan)) == 2
     stream.assert_whole()
 
@@ -157,7 +157,7 @@ def test_a_task_that_is_killed_after_an_early_upload_loses_nothing(
     stream.batch()
     stream.batch()
     stream.let_writes_end()
-    cleanup_job(stream.url, plan.job)
+    cleanup_job(stream.plan.catalog, plan.job)
     assert objects(plan).keys() == {path for path, _, _ in files(plan)}
     assert read_back(stream.plan, 4) == remembered(4)
     stream.assert_whole()

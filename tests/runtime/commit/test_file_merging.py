@@ -173,7 +173,7 @@ def test_merging_is_switched_over_restarts_and_other_parallelisms(
         for batch in range(3):
             stream.batch(materializes=batch == 1 and run % 2 == 0, full_from_share=None)
             stream.assert_whole()
-        cleanup_job(stream.url, plan.job)
+        cleanup_job(stream.plan.catalog, plan.job)
         stream.assert_whole()
 
 

@@ -179,7 +179,7 @@ def test_a_write_that_failed_half_way_leaves_no_handle_and_a_row_that_cleanup_cl
     stream.batch()
     stream.batch()
     stream.let_writes_end()
-    cleanup_job(stream.url, stream.plan.job)
+    cleanup_job(stream.plan.catalog, stream.plan.job)
     assert torn in [path for path, _, _ in files(stream.plan, "DELETED")]
     assert torn not in objects(stream.plan)
     stream.assert_whole()

@@ -147,7 +147,7 @@ def finalise_cp1_and_cp2_then_cp3(query: Query) -> None:
     saved = objects(query.plan)
     with query.batch(3) as work:
         # CP1 and CP2 are finalised. CP1 is subsumed, but nothing is removed yet.
-        cleanup_job(query.plan.metastore_url, query.plan.job)
+        cleanup_job(query.plan.catalog, query.plan.job)
         assert rows(query.plan, "SELECT status FROM cairn.checkpoints ORDER BY checkpoint_id") == [
             "SUBSUMED",
             "CONFIRMED",
@@ -178,6 +178,6 @@ def restore(query: Query, tmp_path: Path) -> None:
     # Once no retained checkpoint is older than the base, the changelog that it holds goes.
     before = objects(query.plan)
     with query.batch(5):
-        cleanup_job(query.plan.metastore_url, query.plan.job)
+        cleanup_job(query.plan.catalog, query.plan.job)
         assert len(before.keys() - objects(query.plan).keys()) == 2
     assert query.restored(CP3) == [b"a", b"b", b"c", b"d"]

@@ -19,7 +19,6 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
 from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.commit_files import Request
@@ -64,7 +63,7 @@ def task(plan: RunPlan, subtask: int, attempt: int = 1, batch_id: int = 0) -> Ta
 
 def rows(plan: RunPlan, statement: str) -> list[Any]:
     """Returns the rows of a statement, of which each has one column or is a tuple."""
-    with open_engine(plan.metastore_url).connect() as connection:
+    with plan.catalog.begin() as connection:
         found = [tuple(row) for row in connection.execute(text(statement))]
     return [row[0] if len(row) == 1 else row for row in found]
 
@@ -177,11 +176,11 @@ def test_the_others_finish_when_the_holder_is_killed(
     task(without_delay(plan), 0, attempt=2).run()  # as Spark runs it again
     assert_complete(plan)
 
-    newer = new_run(plan.metastore_url, plan.storage, plan.settings.local_dir, parallelism=SUBTASKS)
+    newer = new_run(plan.catalog.url, plan.storage, plan.settings.local_dir, parallelism=SUBTASKS)
     for batch_id in (1, 2, 3):
         for subtask in range(SUBTASKS):
             task(newer, subtask, batch_id=batch_id).run()
-    cleanup_job(plan.metastore_url, plan.job)
+    cleanup_job(plan.catalog, plan.job)
     assert_nothing_unknown(plan)
     assert read_back(newer, 4) == remembered(4)
 
@@ -207,7 +206,7 @@ def test_a_task_that_waits_is_not_told_it_is_done_when_a_newer_run_removes_its_r
         with manager.lock("commit"):
             waiting = threads.submit(task(plan, 0, batch_id=1).run)
             wait_for_requests(plan, 1)
-            newer = new_run(plan.metastore_url, plan.storage, plan.settings.local_dir)
+            newer = new_run(plan.catalog.url, plan.storage, plan.settings.local_dir)
             next(task(newer, 0, batch_id=1).steps())
             assert not manager.directory.exists()
         with pytest.raises(FencedError, match="removed before it was committed"):
@@ -218,7 +217,7 @@ def test_a_task_that_waits_is_not_told_it_is_done_when_a_newer_run_removes_its_r
 def test_a_run_whose_directory_is_gone_is_fenced(plan: RunPlan) -> None:
     late = task(plan, 0).steps()
     assert [next(late), next(late)] == ["begun", "restored"]
-    newer = new_run(plan.metastore_url, plan.storage, plan.settings.local_dir)
+    newer = new_run(plan.catalog.url, plan.storage, plan.settings.local_dir)
     next(task(newer, 0).steps())
     with pytest.raises(FencedError, match="a newer run removes it"):
         list(late)

@@ -14,7 +14,6 @@ from sqlalchemy import event
 
 from benchmarks.slow_s3 import SlowS3
 from cairn.catalog.cleanup.snapshot import WRITE_GRACE_MIN
-from cairn.catalog.engine import open_engine
 from cairn.errors import BadInputError, OutcomeUnknownError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.upload_policy import LEAST_OBSERVED
@@ -66,12 +65,12 @@ def test_a_held_request_is_hedged_and_its_object_goes_however_late_it_lands(
         assert lost not in winners
 
         uploading.manager.begin(uploading.plan.batch(QUERY, 1))
-        cleanup_job(uploading.plan.metastore_url, uploading.plan.job)
+        cleanup_job(uploading.plan.catalog, uploading.plan.job)
         assert uploading.rows("SELECT status FROM cairn.v_lost_uploads") == [("WRITING",)]
         gate.set()
         until(lambda: lost in uploading.objects())
         uploading.let_writes_end()
-        cleanup_job(uploading.plan.metastore_url, uploading.plan.job)
+        cleanup_job(uploading.plan.catalog, uploading.plan.job)
         assert uploading.rows("SELECT status FROM cairn.v_lost_uploads") == [("DELETED",)]
         assert uploading.objects() == winners
 
@@ -182,9 +181,8 @@ def test_a_first_request_that_ends_while_the_next_intent_is_recorded_counts(
                 gate.set()
                 until(lambda: threading.active_count() <= others)
 
-    engine = open_engine(
-        uploading.plan.metastore_url, timeout_ms=uploading.plan.settings.metastore_timeout_ms
-    )
+    with uploading.plan.catalog.begin() as connection:
+        engine = connection.engine
     event.listen(engine, "before_cursor_execute", look)
     uploaded = uploading.upload()
     assert (uploaded.stats.requests, len(intents)) == (1, 2)
@@ -219,7 +217,7 @@ def test_a_process_that_dies_between_two_requests_leaves_nothing_for_ever(
         Task(plan, EXECUTOR, 0, subtask, 2 + subtask, remember(0)).run()
     uploading.manager.begin(plan.batch(QUERY, 1))
     uploading.let_writes_end()
-    cleanup_job(plan.metastore_url, plan.job)
+    cleanup_job(plan.catalog, plan.job)
     sealed = uploading.rows("SELECT path FROM cairn.physical_files WHERE status = 'SEALED'")
     assert uploading.objects() == {path for (path,) in sealed}
     assert read_back(plan, 1) == remembered(1)

@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine
 from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
 from cairn.layout import task_manager_file
@@ -47,7 +46,7 @@ class Uploading:
         return upload(self.manager, self.store, target, [b"x" * size_bytes])
 
     def rows(self, statement: str) -> list[Any]:
-        with open_engine(self.plan.metastore_url).begin() as connection:
+        with self.plan.catalog.begin() as connection:
             result = connection.execute(text(statement))
             return [tuple(row) for row in result] if result.returns_rows else []
 

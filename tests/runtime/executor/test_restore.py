@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-from cairn.catalog.engine import dispose_engines
+from cairn.catalog.catalog import dispose_engines
 from cairn.errors import CorruptSegmentError, FencedError, StorageError
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
@@ -179,7 +179,7 @@ def test_rescaling_forth_and_back_keeps_the_state_with_stale_local_state_about(
             stream.batch(batch_id, materializes=[batch_id % parallelism] if round_number else [])
             batch_id += 1
             assert read_back(stream.plan, batch_id) == remembered(batch_id)
-        cleanup_job(stream.url, stream.plan.job)
+        cleanup_job(stream.plan.catalog, stream.plan.job)
     assert read_back(stream.plan, batch_id) == remembered(batch_id)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.segments import segments_at
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
@@ -63,8 +62,7 @@ def test_what_an_interval_brings_at_a_steady_rate_is_bounded_with_what_is_there_
 
 
 def held(plan: RunPlan, checkpoint_id: int) -> list[SegmentHandle]:
-    return run_transaction(
-        plan.metastore_url,
+    return plan.catalog.run(
+        "reading what a checkpoint holds",
         lambda c: segments_at(c, plan.job_id, checkpoint_id, EVERYTHING),
-        what="reading what a checkpoint holds",
     )

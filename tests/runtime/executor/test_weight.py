@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.segments import segments_at
 from cairn.runtime.executor.local_store import Weight, open_local
 from cairn.runtime.executor.run_context import RunPlan
@@ -52,10 +51,9 @@ def weight(plan: RunPlan) -> Weight:
 
 
 def held(plan: RunPlan, checkpoint_id: int) -> Weight:
-    handles = run_transaction(
-        plan.metastore_url,
+    handles = plan.catalog.run(
+        "reading what a checkpoint holds",
         lambda c: segments_at(c, plan.job_id, checkpoint_id, EVERYTHING),
-        what="reading what a checkpoint holds",
     )
     bases = [h.size_bytes for h in handles if h.kind is SegmentKind.KEYED_FULL]
     return Weight(sum(bases), sum(h.size_bytes for h in handles) - sum(bases))

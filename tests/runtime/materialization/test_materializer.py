@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from cairn.catalog.engine import open_engine, run_transaction
 from cairn.catalog.job.begin import Clock
 from cairn.catalog.job.segments import segments_at
 from cairn.errors import RefusedError, StorageError
@@ -86,20 +85,17 @@ class Stream:
             os.close(lock)
 
     def segments(self, checkpoint_id: int) -> list[SegmentHandle]:
-        return run_transaction(
-            self.plan.metastore_url,
+        return self.plan.catalog.run(
+            "reading the segments of a checkpoint",
             lambda c: segments_at(c, self.plan.job_id, checkpoint_id, EVERYTHING),
-            what="reading the segments of a checkpoint",
         )
 
     def kinds(self, checkpoint_id: int) -> list[str]:
         return [handle.kind.value for handle in self.segments(checkpoint_id)]
 
     def sql(self, statement: str) -> list[object]:
-        return run_transaction(
-            self.plan.metastore_url,
-            lambda c: list(c.scalars(text(statement), {"job": self.plan.job_id})),
-            what="looking",
+        return self.plan.catalog.run(
+            "looking", lambda c: list(c.scalars(text(statement), {"job": self.plan.job_id}))
         )
 
 
@@ -148,7 +144,7 @@ def test_what_changes_more_than_a_quarter_of_the_state_is_materialized_whole(
 @contextmanager
 def without_end(stream: Stream) -> Iterator[int]:
     """Yields the id of a process that materializes and can come to no end of its own."""
-    with open_engine(stream.plan.metastore_url).begin() as connection:
+    with stream.plan.catalog.begin() as connection:
         connection.execute(text("SELECT 1 FROM cairn.jobs FOR UPDATE"))
         stream.start()
         yield materializer._started[-1].pid
@@ -198,7 +194,7 @@ def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insis
 ) -> None:
     monkeypatch.setattr(materializer, "LEAST_PATIENCE_S", 1)
     stream.plan = new_run(
-        stream.plan.metastore_url,
+        stream.plan.catalog.url,
         stream.plan.storage,
         stream.plan.settings.local_dir,
         parallelism=1,
@@ -299,7 +295,7 @@ def test_a_fenced_runs_materialization_changes_nothing_and_is_no_failure(stream:
     old = stream.plan
     with stream.alone():
         stream.plan = new_run(
-            old.metastore_url, old.storage, old.settings.local_dir + "-2", parallelism=1
+            old.catalog.url, old.storage, old.settings.local_dir + "-2", parallelism=1
         )
         stream.run(1)
     stream.plan = old
@@ -312,7 +308,7 @@ def test_the_changelog_goes_with_the_materialization(stream: Stream) -> None:
     stream.run(4)
     stream.materialize()
     stream.run(4)
-    cleanup_job(stream.plan.metastore_url, stream.plan.job)
+    cleanup_job(stream.plan.catalog, stream.plan.job)
     live = stream.sql("SELECT kind FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'")
     assert sorted(map(str, live)) == ["changelog"] * 5 + ["keyed_full"]
     assert read_back(stream.plan, 8) == remembered(8)

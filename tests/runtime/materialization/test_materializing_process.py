@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cairn.catalog.engine import run_transaction
+from cairn.catalog.catalog import Catalog
 from cairn.errors import StorageError
 from cairn.runtime.executor.local_store import LocalReader, LocalStore
 from cairn.runtime.materialization.increment import net_changes
@@ -28,7 +28,7 @@ from tests.runtime.tasks import QUERY, Task, new_run, remember, remember_big
 from tests.streams.streams import ROOT
 
 COMPUTING = (read_segments, net_changes, encode, LocalReader.range)
-LOCKING = (run_transaction, LocalStore.write)
+LOCKING = (Catalog.run, LocalStore.write)
 """Of the metastore's rows, and of local state."""
 
 

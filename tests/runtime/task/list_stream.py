@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.catalog.engine import run_transaction
 from cairn.catalog.job.segments import lists_at
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.segments.operator_lists import read_lists
@@ -29,10 +28,8 @@ Subtasks = dict[int, Lists]
 
 def stored_lists(plan: RunPlan, checkpoint_id: int) -> Subtasks:
     """Returns a checkpoint's operator lists by subtask, from the metastore and storage alone."""
-    handles = run_transaction(
-        plan.metastore_url,
-        lambda c: lists_at(c, plan.job_id, checkpoint_id),
-        what="reading a checkpoint",
+    handles = plan.catalog.run(
+        "reading a checkpoint", lambda c: lists_at(c, plan.job_id, checkpoint_id)
     )
     store = open_store(plan.storage)
     return {s: read_lists(store, handle, job=plan.job) for s, handle in handles.items()}

@@ -82,7 +82,7 @@ def test_elements_are_kept_over_restarts_with_any_parallelisms_and_modes_of_merg
         for batch in range(2):
             stream.batch(materializes=batch == 1)
             stream.assert_whole()
-        cleanup_job(stream.url, plan.job)
+        cleanup_job(stream.plan.catalog, plan.job)
         stream.assert_whole()
     assert len(together(stream.after[-1], SPLIT_ID)) == 2 * (3 + 3 + 2 + 8 + 1 + 4 + 4)
 
@@ -242,11 +242,11 @@ def test_cleanup_keeps_lists_as_long_as_their_checkpoint_and_then_takes_their_fi
     stream.new_run(merging={"enabled": False})
     for _ in range(3):
         stream.batch()
-    pinned = pin(stream.url, stream.plan.job, 1, kind=PinKind.PIN).checkpoint_id
+    pinned = pin(stream.plan.catalog, stream.plan.job, 1, kind=PinKind.PIN).checkpoint_id
     for _ in range(3):
         stream.batch()
     stream.let_writes_end()
-    cleanup_job(stream.url, stream.plan.job)
+    cleanup_job(stream.plan.catalog, stream.plan.job)
     stream.assert_whole()
     with_lists = rows(
         stream.plan,

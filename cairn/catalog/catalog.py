@@ -1,10 +1,12 @@
-"""Connections to the metastore: one small pool per process, and transactions that are retried."""
+"""The catalog: one small pool of connections per process, and transactions that are retried."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
@@ -35,59 +37,82 @@ _HOPELESS = (
     "no password supplied",
 )
 
-_engines: dict[tuple[int, str, int], Engine] = {}
+_engines: dict[tuple[int, Catalog], Engine] = {}
 
 
-def open_engine(url: str, *, timeout_ms: int = 60_000) -> Engine:
-    """Returns this process's engine for a metastore URL, made on first use.
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The metastore as transactions reach it: where it is, and how long to keep trying.
 
-    A forked child gets an engine of its own: the parent's sockets are never used in it.
-    No statement runs longer than `timeout_ms`.
+    A plain value that is sent to tasks and processes. Each process opens connections of its own,
+    on first use; those of a parent are never used in a forked child. No statement runs longer
+    than `timeout_ms`.
     """
-    key = (os.getpid(), url, timeout_ms)
-    engine = _engines.get(key)
-    if engine is None:
-        engine = _engines.setdefault(key, _new_engine(make_url(url), timeout_ms))
-    return engine
+
+    url: str = field(repr=False)
+    timeout_ms: int = 60_000
+
+    def run(self, what: str, work: Callable[[Connection], T]) -> T:
+        """Runs `work` in one READ COMMITTED transaction, commits it and returns its result.
+
+        `work` must be idempotent: after a lost connection, a deadlock or a server that is
+        restarting it runs again, and a commit whose answer was lost is run again too. Retries
+        go on, 50 ms to 2 s apart, until `timeout_ms` since the first failure. `what` names the
+        work in messages, such as "acknowledging batch 7".
+
+        Raises:
+            MetastoreError: Postgres did not do it within `timeout_ms` of the first failure.
+            BadInputError: Postgres refuses this user or database; waiting would not help.
+            RefusedError: a guard of the metastore refused the change.
+            sqlalchemy.exc.SQLAlchemyError: any other error, untouched.
+        """
+        failed_at: float | None = None
+        delay_ms = _FIRST_DELAY_MS
+        while True:
+            try:
+                with self.begin() as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                _raise_unless_transient(error, self.url, what)
+                now = time.monotonic()
+                failed_at = now if failed_at is None else failed_at
+                left_ms = self.timeout_ms - (now - failed_at) * 1000
+                if left_ms <= 0:
+                    raise self._gave_up(error, what) from error
+            time.sleep(min(delay_ms, left_ms) / 1000)
+            delay_ms = min(delay_ms * 2, _LONGEST_DELAY_MS)
+
+    def begin(self) -> AbstractContextManager[Connection]:
+        """Returns one READ COMMITTED transaction, tried once; it is committed at the end."""
+        key = (os.getpid(), self)
+        engine = _engines.get(key)
+        if engine is None:
+            engine = _engines.setdefault(key, self._new_engine())
+        return engine.begin()
+
+    def _new_engine(self) -> Engine:
+        url = make_url(self.url)
+        return create_engine(
+            driver_url(url),
+            isolation_level="READ COMMITTED",
+            pool_size=1,
+            max_overflow=3,
+            use_native_hstore=False,
+            connect_args=connect_args(url, self.timeout_ms),
+        )
+
+    def _gave_up(self, error: DBAPIError, what: str) -> MetastoreError:
+        return MetastoreError(
+            f"{what}: Postgres at {masked(self.url)} did not do it for "
+            f"{self.timeout_ms / 1000:g} s; last: {str(error.orig).strip()}. Check that it runs "
+            "and can be reached from here; cairn.metastore.timeout says how long to keep trying"
+        )
 
 
 def dispose_engines() -> None:
     """Closes every idle connection that this process holds to any metastore."""
     for key in [key for key in _engines if key[0] == os.getpid()]:
         _engines.pop(key).dispose()
-
-
-def run_transaction(
-    url: str, work: Callable[[Connection], T], *, timeout_ms: int = 60_000, what: str
-) -> T:
-    """Runs `work` in one READ COMMITTED transaction, commits it and returns its result.
-
-    `work` must be idempotent: after a lost connection, a deadlock or a server that is restarting
-    it runs again, and a commit whose answer was lost is run again too. Retries go on, 50 ms to
-    2 s apart, until `timeout_ms` since the first failure. `what` names the work in messages,
-    such as "acknowledging batch 7".
-
-    Raises:
-        MetastoreError: Postgres did not do it within `timeout_ms` of the first failure.
-        BadInputError: Postgres refuses this user or database; waiting would not help.
-        RefusedError: a guard of the metastore refused the change.
-        sqlalchemy.exc.SQLAlchemyError: any other error, untouched.
-    """
-    failed_at: float | None = None
-    delay_ms = _FIRST_DELAY_MS
-    while True:
-        try:
-            with open_engine(url, timeout_ms=timeout_ms).begin() as connection:
-                return work(connection)
-        except DBAPIError as error:
-            _raise_unless_transient(error, url, what)
-            now = time.monotonic()
-            failed_at = now if failed_at is None else failed_at
-            left_ms = timeout_ms - (now - failed_at) * 1000
-            if left_ms <= 0:
-                raise _gave_up(error, url, timeout_ms, what) from error
-        time.sleep(min(delay_ms, left_ms) / 1000)
-        delay_ms = min(delay_ms * 2, _LONGEST_DELAY_MS)
 
 
 def driver_url(url: URL) -> URL:
@@ -116,17 +141,6 @@ def connect_args(url: URL, timeout_ms: int) -> dict[str, Any]:
     }
 
 
-def _new_engine(url: URL, timeout_ms: int) -> Engine:
-    return create_engine(
-        driver_url(url),
-        isolation_level="READ COMMITTED",
-        pool_size=1,
-        max_overflow=3,
-        use_native_hstore=False,
-        connect_args=connect_args(url, timeout_ms),
-    )
-
-
 def _raise_unless_transient(error: DBAPIError, url: str, what: str) -> None:
     code = getattr(error.orig, "pgcode", None)
     if code is None:
@@ -152,11 +166,3 @@ def guard_message(error: DBAPIError) -> str:
     """Returns the sentence that the server gave with an error."""
     diagnosis = getattr(error.orig, "diag", None)
     return getattr(diagnosis, "message_primary", None) or str(error.orig).strip()
-
-
-def _gave_up(error: DBAPIError, url: str, timeout_ms: int, what: str) -> MetastoreError:
-    return MetastoreError(
-        f"{what}: Postgres at {masked(url)} did not do it for {timeout_ms / 1000:g} s; last: "
-        f"{str(error.orig).strip()}. Check that it runs and can be reached from here; "
-        "cairn.metastore.timeout says how long to keep trying"
-    )
