@@ -8,7 +8,6 @@ new one after the ack, so that after any failure in between nobody goes on with 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,14 +16,8 @@ from pathlib import Path
 import msgspec
 
 from cairn.runtime.commit.file_merging import OpenFile
-from cairn.runtime.executor.task_manager import (
-    TaskManager,
-    fenced_if_removed,
-    try_lock,
-    write_whole,
-)
-
-_POLL_S = 0.002
+from cairn.runtime.executor.locks import Wait, try_lock
+from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 
 
 @dataclass(slots=True)
@@ -69,15 +62,18 @@ class FilePool:
 
         Raises:
             FencedError: a newer run has removed this run's directory.
+            StorageError: no slot was free for `locks.DEADLINE_S`.
         """
         self._take_free(wanted)
         if self._slots or not self._blocks:
             return
-        began = time.monotonic()
+        free = Wait(
+            "a free slot of the file pool (cairn.file-merging.pool-blocking)", self._directory
+        )
         while not self._slots:
-            time.sleep(_POLL_S)
+            free.pause()
             self._take_free(wanted)
-        self.waited_ms += round((time.monotonic() - began) * 1000)
+        self.waited_ms += round(free.waited_s * 1000)
 
     @property
     def writers(self) -> int:
@@ -113,7 +109,7 @@ class FilePool:
             lock = self._directory / f"{number}.lock"
             with fenced_if_removed(lock):
                 lock.touch()
-                is_free = number not in self._slots and try_lock(lock, self._held)
+                is_free = number not in self._slots and try_lock(lock, self._held) is not None
             if is_free:
                 self._slots[number] = _open_slot(self._directory / f"{number}.open", self._keeps)
 
@@ -132,7 +128,7 @@ def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | N
         return None
     with fenced_if_removed(lock):
         lock.touch()
-        if not try_lock(lock, held):
+        if try_lock(lock, held) is None:
             return None
     return _open_slot(directory / f"shared-{subtask}.open", keeps=True)
 

@@ -20,13 +20,8 @@ from cairn.batch_ref import BatchRef
 from cairn.errors import FencedError
 from cairn.runtime.commit.commit_files import Group, Request, commit_group
 from cairn.runtime.commit.file_pool import FilePool
-from cairn.runtime.executor.task_manager import (
-    TaskManager,
-    fenced_if_removed,
-    try_lock,
-    wait_for_lock,
-    write_whole,
-)
+from cairn.runtime.executor.locks import try_lock, wait_for_lock
+from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 from cairn.storage.store import ObjectStore
 
 _POLL_S = 0.002
@@ -87,7 +82,7 @@ def _gather(
     """
     with manager.lock("commit"):
         asked = _request_file(manager, request)
-        if not try_lock(asked, held):
+        if try_lock(asked, held) is None:
             if asked.exists() or _receipt_file(manager, request).exists():
                 return []
             raise FencedError(
@@ -134,7 +129,7 @@ def _take_waiting(
         is_done = (manager.directory / "acked" / file.name).exists()
         if file in found or file.suffix == ".draft" or is_done:
             continue
-        if try_lock(file, held):
+        if try_lock(file, held) is not None:
             found[file] = msgspec.msgpack.decode(file.read_bytes(), type=Request)
 
 

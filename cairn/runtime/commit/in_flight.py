@@ -6,18 +6,16 @@ lasts. The lock dies with its process, so a claim whose lock can be had is a dea
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cairn.runtime.executor.locks import Wait, is_free, lock
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
-
-_POLL_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,56 +35,43 @@ def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Wait
 
     Raises:
         FencedError: a newer run has removed the directory.
+        StorageError: there was no room for `locks.DEADLINE_S`.
     """
     settings = manager.plan.settings
-    began = time.monotonic()
     name = f"in-flight-{pool}"
     directory = manager.directory / name
     claim = directory / f"{size_bytes}-{uuid.uuid4()}"
     # The lock is held while waiting, so that a large upload is not passed by small ones for ever.
-    with manager.lock(name):
-        with fenced_if_removed(directory):
-            directory.mkdir(exist_ok=True)
-        claimed = _claimed(directory)
-        others = len(claimed)
-        while claimed and (
-            len(claimed) >= settings.upload_threads
-            or sum(claimed) + size_bytes > settings.upload_in_flight_bytes
-        ):
-            time.sleep(_POLL_S)
+    with ExitStack() as held:
+        began_s = time.monotonic()
+        with manager.lock(name):
+            with fenced_if_removed(directory):
+                directory.mkdir(exist_ok=True)
             claimed = _claimed(directory)
-        descriptor = _lock_new(claim)
-    try:
-        yield Waited(others, round((time.monotonic() - began) * 1000))
-    finally:
-        claim.unlink(missing_ok=True)
-        os.close(descriptor)
+            others = len(claimed)
+            room = Wait(f"room for an upload of {size_bytes} bytes", directory)
+            while claimed and (
+                len(claimed) >= settings.upload_threads
+                or sum(claimed) + size_bytes > settings.upload_in_flight_bytes
+            ):
+                room.pause()
+                claimed = _claimed(directory)
+            with fenced_if_removed(claim):
+                held.enter_context(lock(claim))
+        held.callback(claim.unlink, missing_ok=True)
+        yield Waited(others, round((time.monotonic() - began_s) * 1000))
 
 
 def _claimed(directory: Path) -> list[int]:
     """Returns the bytes of each upload under way; removes the claims of dead processes."""
     with fenced_if_removed(directory):
         names = os.listdir(directory)
-    return [int(name.split("-")[0]) for name in names if not _is_dead(directory / name)]
+    return [int(name.split("-")[0]) for name in names if not _is_over(directory / name)]
 
 
-def _is_dead(claim: Path) -> bool:
-    try:
-        descriptor = os.open(claim, os.O_RDWR)
-    except FileNotFoundError:  # given back since the directory was read
-        return True
-    try:
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            claim.unlink(missing_ok=True)
-            return True
+def _is_over(claim: Path) -> bool:
+    """Tells whether an upload has ended; removes the claim of one whose process died."""
+    if not is_free(claim):
         return False
-    finally:
-        os.close(descriptor)
-
-
-def _lock_new(claim: Path) -> int:
-    with fenced_if_removed(claim):
-        descriptor = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+    claim.unlink(missing_ok=True)
+    return True

@@ -7,7 +7,6 @@ boot of the machine is thrown away before it is opened, as is one with another f
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -23,6 +22,7 @@ import msgspec
 
 from cairn.errors import RefusedError, StorageError
 from cairn.keygroups import KeyGroupRange
+from cairn.runtime.executor.locks import lock
 from cairn.state.entries import PREFIX_HEAD_BYTES, key_group_bounds, split
 from cairn.state.view import DELETE, PUT, Changes
 
@@ -356,14 +356,10 @@ def _discard_unless_ours(directory: Path) -> None:
     """Empties a directory that another boot, or a Cairn with another form of keys, has made."""
     expected = f"{boot_id()} {_KEY_FORM}"
     directory.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock(directory.with_suffix(".lock")):
         mark = directory / "boot-id"
         if not mark.exists() or mark.read_text() != expected:
             if directory.exists():
                 shutil.rmtree(directory)
             directory.mkdir()
             mark.write_text(expected)
-    finally:
-        os.close(lock)

@@ -6,12 +6,11 @@ what they share is files, and what guards them is a file lock, which dies with i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,6 +20,7 @@ from cairn.catalog.job.begin import BatchStart, begin_batch
 from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle
 from cairn.layout import task_manager_directory
+from cairn.runtime.executor.locks import lock
 from cairn.runtime.executor.run_context import RunPlan
 from metastore.enums import Scope
 
@@ -100,14 +100,12 @@ class TaskManager:
 
         Raises:
             FencedError: a newer run has removed this run's directory.
+            StorageError: see `cairn.runtime.executor.locks.lock`.
         """
-        with fenced_if_removed(self.directory):
-            descriptor = os.open(self.directory / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with ExitStack() as held:
+            with fenced_if_removed(self.directory):
+                held.enter_context(lock(self.directory / f"{name}.lock"))
             yield
-        finally:
-            os.close(descriptor)
 
     def _tidy(self, start: BatchStart) -> None:
         """Removes what no later batch reads: begun batches, requests, fenced runs' directories."""
@@ -133,24 +131,6 @@ def fenced_if_removed(path: Path) -> Iterator[None]:
             "this run's local directory is gone; a newer run removes it when it begins",
             file=str(path),
         ) from error
-
-
-def try_lock(file: Path, held: ExitStack) -> bool:
-    """Locks a file until `held` closes; returns False if another has it locked or it is gone."""
-    with ExitStack() as mine, suppress(FileNotFoundError, BlockingIOError):
-        descriptor = os.open(file, os.O_RDWR)
-        mine.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # not moved meanwhile
-            held.push(mine.pop_all())
-            return True
-    return False
-
-
-def wait_for_lock(file: Path) -> None:
-    """Returns once nobody has the file locked, or it is gone."""
-    with suppress(FileNotFoundError), file.open("rb+") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -7,13 +7,13 @@ batch. It belongs to the executor's process group, so it goes when the executor 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from cairn.errors import (
     StorageError,
 )
 from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
+from cairn.runtime.executor.locks import try_lock
 from cairn.runtime.executor.run_context import RunPlan
 from cairn.runtime.executor.task_manager import TaskManager, write_whole
 from cairn.runtime.materialization.write import FULL_FROM_SHARE, Drawn, materialize
@@ -118,9 +119,12 @@ def start_if_due(
     base_ms = clock.base_made_ms.get(plan.key_groups(subtask).start, 0)
     if not settings.materialize_enabled or not is_due_since(base_ms):
         return
-    lock = os.open(lock_file(manager, subtask), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as held:
+        file = lock_file(manager, subtask)
+        file.touch()
+        lock = try_lock(file, held)
+        if lock is None:
+            return
         progress = _progress(manager, subtask)
         _raise_if_given_up(manager, subtask, progress)
         if is_due_since(progress.done_ms):
@@ -136,10 +140,6 @@ def start_if_due(
                 now_ms=clock.now_ms,
             )
             _start(order, lock, is_patient=not progress.failures)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(lock)
 
 
 def _raise_if_given_up(manager: TaskManager, subtask: int, progress: Progress) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.runtime.executor.locks import try_lock
 from cairn.runtime.executor.run_context import RunPlan
-from cairn.runtime.executor.task_manager import TaskManager, try_lock
+from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.merging_stream import SUBTASKS, CountingStore, Stream, subtasks_by_file
@@ -203,7 +204,7 @@ def test_a_slot_is_free_when_its_holder_is_gone(stream: Stream) -> None:
     lock = TaskManager(plan, "executor").directory / "pool" / "0.lock"
     lock.touch()
     with ThreadPoolExecutor() as threads, ExitStack() as held:
-        assert try_lock(lock, held)
+        assert try_lock(lock, held) is not None
         waiting = threads.submit(stream.task(0).run)
         assert not wait([waiting], timeout=0.2).done
         held.close()
