@@ -27,7 +27,7 @@ __all__ = [
 
 
 class CairnError(Exception):
-    """Root of all errors. Says what it is about: job, checkpoint, file and offset, where known."""
+    """Root of all errors. Names its subject: job, checkpoint, file and offset, where known."""
 
     retryable = False
 
@@ -69,7 +69,7 @@ class MetastoreError(StoreFailedError):
 
 
 class RefusedError(CairnError):
-    """Refused because going on could lose or mix up state. Trying again does not help."""
+    """Refused because continuing could lose or mix up state. A retry does not help."""
 
 
 class FencedError(RefusedError):

@@ -1,4 +1,4 @@
-"""The plain values that name bytes in storage and what they are for."""
+"""The plain values that name bytes in storage and their purpose."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def new_job_id(name: str) -> str:
 
 
 def shared_directory(job_id: str, subtask: int, parallelism: int) -> str:
-    """Returns a subtask's own directory: what may serve many checkpoints, merged within it."""
+    """Returns a subtask's own directory, for files that may serve many checkpoints."""
     return f"{job_id}/shared/subtask-{subtask}-{parallelism}"
 
 
@@ -43,9 +43,9 @@ def manifest_file(job_id: str, checkpoint_id: int) -> str:
 
 
 def split_manifest_path(path: str) -> tuple[str, str, int] | None:
-    """Returns what comes before the job's root, the job id and the checkpoint of a manifest.
+    """Returns the prefix before the job's root, the job id and the checkpoint of a manifest.
 
-    None for a path or URL of something else. What comes before is empty below a job's storage.
+    None for a path or URL of something else. The prefix is empty below a job's storage.
     """
     match = re.fullmatch(r"(?:(.*)/)?([^/]+)/chk-(\d+)/_metadata", path)
     return match and (match[1] or "", match[2], int(match[3]))

@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def merges_files_across(self) -> bool:
-        """Whether files go on over checkpoints: merging is on, and across their boundary."""
+        """Whether files are continued over checkpoints: merging is on, and across boundaries."""
         return self.merging_enabled and self.merges_across_checkpoints
 
     @classmethod

@@ -10,7 +10,7 @@ writing, or an object outside the job's own directory. Nothing is deleted withou
 `cairn.deletions` that was committed before. It does not find orphans: objects that the metastore
 does not know.
 
-It may run at any time, beside the jobs, twice at once, and again after a crash: it goes on from
+It may run at any time, beside the jobs, twice at once, and again after a crash: it continues
 where the last one stopped. Every 10 minutes, because a round is a few short queries a job, and
 because what waits for deletion is then at most 10 minutes of a job's output.
 
@@ -25,7 +25,7 @@ because what waits for deletion is then at most 10 minutes of a job's output.
 | field | meaning |
 |---|---|
 | job | one job's name; empty: all jobs |
-| dry run | report what would go, and change nothing |
+| dry run | report the deletions, and change nothing |
 
 ## Reading the result
 One `clean` task a job, named after it; its return value and last log line are the report.
@@ -33,8 +33,8 @@ One `clean` task a job, named after it; its return value and last log line are t
 are in `cairn.deletions.last_error`. A task that fails at once, without a retry, was refused: the
 log says what was found and what to do.
 
-Next: `cairn files JOB` shows what is left and its space amplification; `cairn cleanup --dry-run`
-shows what the next run would do.
+Next: `cairn files JOB` shows the remaining files and their space amplification;
+`cairn cleanup --dry-run` shows what the next run would do.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
             False,
             type="boolean",
             title="Dry run",
-            description_md="Report what would go and change **nothing**. Off by default, because "
+            description_md="Report the deletions and change **nothing**. Off by default, because "
             "scheduled runs take the defaults.",
         ),
     },
 )
 def subsumption_cleanup() -> None:
-    """Lists the jobs, cleans each in a mapped task and adds up what came of it."""
+    """Lists the jobs, cleans each in a mapped task and adds up the results."""
 
     @task
     def list_jobs() -> list[str]:

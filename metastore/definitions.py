@@ -1,4 +1,4 @@
-"""What the schema has besides tables: triggers, views and roles, each defined in one SQL file."""
+"""The schema besides tables: triggers, views and roles, each defined in one SQL file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = (
 
 
 def install_definitions(connection: Connection) -> None:
-    """Creates or replaces all triggers and views, creates missing roles and grants what they may.
+    """Creates or replaces all triggers and views, creates missing roles and grants their rights.
 
     A view can only get columns at its end: a revision that takes one away drops the view first.
     """

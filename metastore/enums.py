@@ -42,7 +42,7 @@ class DirectoryStatus(StrEnum):
     CLAIMED = "CLAIMED"
     """A run writes to it, or one that restarts may."""
     UNCLAIMED = "UNCLAIMED"
-    """No run does any more; goes once its files have."""
+    """No run does any more; deleted once its files are."""
     DELETED = "DELETED"
 
 
@@ -97,10 +97,10 @@ class SegmentKind(StrEnum):
 
 
 KEYED = (SegmentKind.CHANGELOG, SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT)
-"""What keyed state is replayed from; the others are never part of it."""
+"""The segments that a replay of keyed state reads; the others are never part of it."""
 
 OF_AN_ATTEMPT = (SegmentKind.CHANGELOG, SegmentKind.OPERATOR, SegmentKind.CHANNEL)
-"""What an attempt at a batch writes, which goes when another attempt or run takes its place."""
+"""Segments of one attempt at a batch; they die when another attempt or run replaces it."""
 
 
 class Scope(StrEnum):
@@ -116,6 +116,6 @@ class PinKind(StrEnum):
     """Why a checkpoint stays beyond those that are retained."""
 
     PIN = "pin"
-    """Somebody reads it or goes back to it."""
+    """Somebody reads it or returns to it."""
     SAVEPOINT = "savepoint"
     """Another job may be started from its manifest."""

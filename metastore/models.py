@@ -76,7 +76,7 @@ class Job(Base):
     num_retained: Mapped[int]
     key_schema: Mapped[dict[str, Any]]
     time_mode: Mapped[str | None]
-    """What timers and TTL go by: none, processingtime, eventtime."""
+    """The clock of timers and TTL: none, processingtime, eventtime."""
     query_id: Mapped[str | None]
     """Spark's query; bound by the first acknowledgement."""
     current_epoch: Mapped[int] = mapped_column(server_default="0")
@@ -130,7 +130,7 @@ class StateVariable(Base):
     user_key_schema: Mapped[dict[str, Any] | None]
     has_ttl: Mapped[bool] = mapped_column(server_default="false")
     dropped_at: Mapped[datetime | None]
-    """When a run that deletes it began; its entries go with that run's batches."""
+    """When a run that deletes it began; its entries are deleted by that run's batches."""
 
 
 class Checkpoint(Base):
@@ -160,7 +160,7 @@ class Checkpoint(Base):
     processing_ms: Mapped[int] = mapped_column(server_default="0")
     """The batch's processing time, ms since 1970; the same when the batch runs again."""
     watermark_ms: Mapped[int] = mapped_column(server_default="0")
-    """Event time that the batch's timers have reached, ms since 1970; never goes back."""
+    """Event time that the batch's timers have reached, ms since 1970; never decreases."""
     max_event_ms: Mapped[list[int | None]] = mapped_column(server_default="{}")
     """Latest event time by input, of all batches before this one."""
     status: Mapped[CheckpointStatus] = mapped_column(
@@ -367,7 +367,7 @@ class MaintenanceRun(Base):
 
 
 class Deletion(Base):
-    """One row per object to delete, committed before its bytes go: the delete intent."""
+    """One row per object to delete, committed before its bytes are deleted: the delete intent."""
 
     __tablename__ = "deletions"
     __table_args__ = (

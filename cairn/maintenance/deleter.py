@@ -1,4 +1,4 @@
-"""The one place that deletes from storage. Nothing goes without a committed intent."""
+"""The one place that deletes from storage. Nothing is deleted without a committed intent."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
     intent, with the error, and is tried again by the next call.
 
     Raises:
-        RefusedError: an intent names an object outside the job's root; nothing of its batch goes.
-        StorageError: the store cannot be reached; what was deleted is found missing next time.
+        RefusedError: an intent names an object outside the job's root; its batch is not deleted.
+        StorageError: the store cannot be reached; deleted objects are found missing next time.
     """
     files = size_bytes = failed = 0
     last = None
@@ -63,8 +63,8 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
     kept.
 
     Raises:
-        RefusedError: a row names a directory outside the job's root; nothing goes.
-        StorageError, MetastoreError: a store failed; the next call goes on from there.
+        RefusedError: a row names a directory outside the job's root; nothing is deleted.
+        StorageError, MetastoreError: a store failed; the next call continues from there.
     """
     paths = catalog.run(
         "reading directories to remove",
@@ -91,7 +91,7 @@ def _refuse_foreign(job: JobFacts, paths: Sequence[str]) -> None:
         if not owns(job.job_id, path):
             raise RefusedError(
                 f"a delete intent names an object outside the job's root {job.job_id}/; nothing "
-                "was deleted. Find out who wrote that row before it goes",
+                "was deleted. Find out who wrote that row before it is deleted",
                 job=job.name,
                 file=path,
             )

@@ -1,4 +1,4 @@
-"""Which checkpoints, segments and files of a job can go. Pure: a snapshot in, a plan out."""
+"""Which checkpoints, segments and files of a job to delete. Pure: a snapshot in, a plan out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CondemnedFile:
 
 @dataclass(frozen=True, slots=True)
 class SubsumptionPlan:
-    """What can go of one job, each list in order of its ids.
+    """What can be deleted of one job, each list in order of its ids.
 
     `epoch` and `retained_checkpoints` are what the plan was made from. `freed_bytes` is the sum
     of the condemned files' sizes.
@@ -77,12 +77,12 @@ class SubsumptionPlan:
 
 
 def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
-    """Returns what can go of a job.
+    """Returns what can be deleted of a job.
 
     The newest `num_retained` confirmed checkpoints stay, all that are pinned, and all that are not
     confirmed. A released segment dies when no retained checkpoint lies in its interval; a sealed
-    file goes when its last live segment does. A file being written goes when nobody may seal it
-    any more, and no request for it can be under way.
+    file is condemned when its last live segment dies. A file being written is condemned when nobody
+    may seal it any more, and no request for it can be in flight.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -138,7 +138,7 @@ def _condemned(
 
 
 def _why_condemned(file: UndeletedFile, deaths: int, current_epoch: int) -> str | None:
-    """Returns why the file can go, None to keep it. `deaths` of its live segments die now."""
+    """Returns why to delete the file, None to keep it. `deaths` of its live segments die now."""
     if file.status is FileStatus.SEALED and file.live_segments == deaths:
         if deaths == 0:
             return "sealed, and holds no live segment"

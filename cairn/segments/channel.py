@@ -1,10 +1,10 @@
-"""The bytes of channel state: rows that a subtask has taken in and not processed.
+"""The bytes of channel state: rows that a subtask has read and not processed.
 
 An Arrow IPC file, zstd, with the columns `key_group` (uint16), `input` (uint16: which of the
-operator's inputs a row came from) and `row` (a struct of the row's columns). Rows are in order of
-key group, and those of a key group in the order in which they came. So a subtask of any parallelism
+operator's inputs a row is from) and `row` (a struct of the row's columns). Rows are in order of
+key group, and those of a key group in their order of arrival. So a subtask of any parallelism
 takes the rows of its own key groups and no others: each row is restored once (FLIP-547). The file's
-metadata tells what it is, each key with `cairn.` before it.
+metadata describes it, each key with `cairn.` before it.
 
 Nothing writes them yet: docs/protocol.md, channel state.
 """
@@ -46,9 +46,9 @@ class InFlight:
 
 
 def encode(rows: InFlight, *, metadata: Mapping[str, str]) -> bytes:
-    """Returns a segment of rows, which may come in any order of key groups.
+    """Returns a segment of rows, which may be in any order of key groups.
 
-    `metadata` says what it is, see `cairn.segments.format.segment_metadata`.
+    `metadata` describes it, see `cairn.segments.format.segment_metadata`.
     """
     struct = pa.StructArray.from_arrays(rows.rows.columns, fields=list(rows.rows.schema))
     schema = pa.schema(
@@ -134,7 +134,7 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def _check_order(batch: pa.RecordBatch, last: int) -> int:
-    """Returns the last key group of a batch that goes on after `last`."""
+    """Returns the last key group of a batch that continues after `last`."""
     if not batch.num_rows:
         return last
     groups = batch.column("key_group")

@@ -3,7 +3,7 @@
 Columns: `key_group` and `state` (uint16), `op` (uint8: PUT, DELETE or DELETE_PREFIX of
 `cairn.state.view`), `key` (binary: the whole entry key, or the prefix) and `value` (binary, null
 unless PUT). Rows are in the order to apply them in, which is by key group. The file's metadata
-tells what it is, each key with `cairn.` before it.
+describes it, each key with `cairn.` before it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def segment_metadata(
 def encode(changes: Changes, *, metadata: Mapping[str, str]) -> bytes:
     """Returns a segment of changes in the order given, which has to be by key group.
 
-    `metadata` says what it is, see `segment_metadata`.
+    `metadata` describes it, see `segment_metadata`.
     """
     ops, keys, values = changes.ops, changes.keys, changes.values
     total_bytes, longest_bytes = changes.size_bytes, 0

@@ -38,7 +38,7 @@ def read_segment(
 
     Raises:
         CorruptSegmentError: the bytes are not those that were recorded, or cannot be decoded; the
-            latter may come while iterating.
+            latter may be raised while iterating.
         StorageError: the object is missing or cannot be read.
     """
     data = read_bytes(store, handle, job=job)
@@ -125,7 +125,7 @@ def _decode(
 
 
 def corrupt(job: str, handle: SegmentHandle, what: str) -> CorruptSegmentError:
-    """Returns the error that says what is wrong with a segment, where it is, and what to do."""
+    """Returns the error that names the defect of a segment, its place, and the remedy."""
     return CorruptSegmentError(
         f"{what}. Put back the file's original bytes from a copy or an object version, or restore "
         "a checkpoint that does not need it",

@@ -1,6 +1,6 @@
-"""How the schema of a state variable's values may change while what is stored stays readable.
+"""How the schema of a state variable's values may change while stored values stay readable.
 
-What is stored keeps fields by position. So a variable has a layout besides its schema: a schema's
+Stored values keep fields by position. So a variable has a layout besides its schema: a schema's
 JSON value in which every field has the place where it was first registered, with new ones at the
 end, at every level of nesting. A layout field with ADDED was not there from the start.
 """
@@ -35,7 +35,7 @@ def merge(known: Schema, wanted: Schema, *, name: str) -> dict[str, Any]:
     equals `known` if nothing changes.
 
     Raises:
-        BadInputError: what is stored could not be read by the wanted schema, or would lose values.
+        BadInputError: stored values could not be read by the wanted schema, or would lose fields.
     """
     return _Merge(name).struct(known, wanted, "")
 
@@ -43,7 +43,7 @@ def merge(known: Schema, wanted: Schema, *, name: str) -> dict[str, Any]:
 class Arrangement:
     """Brings the values of one struct from the order of its schema to that of its layout, and back.
 
-    Values that were stored before fields were added come back with None for them.
+    Values that were stored before fields were added are returned with None for them.
     """
 
     __slots__ = ("_fewest", "_from_schema", "_most", "_to_schema")

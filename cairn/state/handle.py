@@ -27,7 +27,7 @@ _NO_TIMES = BatchTimes()
 class StateDeclaration:
     """A state variable that a processor declares; schemas are StructTypes' JSON values.
 
-    Whether a variable has TTL is part of what it is; how long it is may change between runs.
+    Whether a variable has TTL may not change between runs; the length of the TTL may.
     """
 
     name: str
@@ -141,8 +141,8 @@ class _Handle:
     def getOperatorListState(self, stateName: str, schema: object) -> OperatorListState:
         """Declares a list of the subtask, which belongs to no key. Spark has no such method.
 
-        It can be used from `init` to `close`; when the plan is built, it is empty, and what is
-        done to it is forgotten. At another parallelism, the elements of all subtasks are split
+        It can be used from `init` to `close`; when the plan is built, it is empty, and
+        changes to it are discarded. At another parallelism, the elements of all subtasks are split
         among the new ones (Flink's `OperatorStateStore.getListState`).
 
         Raises:
@@ -324,7 +324,7 @@ class StateHandle(_Handle):
     """For tasks: gives the plan's state variables over a batch's overlay and the subtask's lists.
 
     Schemas are the plan's; `variables` is by name. With `row_factory` (`pyspark.sql.Row`) nested
-    structs and a map's values by `getValue` come as rows with field names, as they do in Spark.
+    structs and a map's values by `getValue` are rows with field names, as they are in Spark.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Timers:
         """Adds a timer; one that is there already changes nothing."""
         expiry = encode_time(expiry_ms)
         of_key = self._of_key(key_group, key_bytes)
-        # So that what is registered again in every batch is written once.
+        # So that a timer that is registered again in every batch is written once.
         if of_key.get(expiry) is None:
             of_key.put(expiry, b"")
             self._by_expiry(key_group).put(expiry + key_bytes, b"")
@@ -58,7 +58,7 @@ class Timers:
         """Returns an iterator of `(expiry_ms, key_group, key_bytes)`, ascending, as of this call.
 
         A timer is due if its expiry is `until_ms` or earlier. Costs a seek per key group, when the
-        first is asked for, and what is due. What fires is not removed.
+        first is asked for, and the due timers. Timers that fire are not removed.
         """
         until = encode_time(until_ms)
         return heapq.merge(

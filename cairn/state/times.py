@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class TimeMode(StrEnum):
-    """What timers and TTL go by: `timeMode` of transformWithState, in lower case."""
+    """The clock of timers and TTL: `timeMode` of transformWithState, in lower case."""
 
     NONE = "none"
     PROCESSING_TIME = "processingtime"

@@ -1,10 +1,10 @@
 """Time to live: how entries that expire are kept, hidden, and purged.
 
-What is kept of an entry is its expiry (8 bytes), the time it is indexed at (8), and its value. The
-index, TTL_BY_EXPIRY, has exactly one entry for it, at the indexed time, which is its expiry or
-earlier. Setting an entry that is there moves its expiry only, so that an entry that is set in every
-batch costs no index writes: its index entry is moved when its time has come. An index entry whose
-entry is gone, or is indexed at another time, is stale, and goes when its time has come.
+The stored value of an entry is its expiry (8 bytes), the time it is indexed at (8), and its value.
+The index, TTL_BY_EXPIRY, has exactly one entry for it, at the indexed time, which is its expiry or
+earlier. Setting an existing entry moves its expiry only, so that an entry that is set in every
+batch costs no index writes: its index entry is moved once its time is reached. An index entry whose
+entry was deleted, or is indexed at another time, is stale, and is deleted once its time is reached.
 
 Entries with TTL, those of value state too, are read and changed through `Overlay.under`.
 """
@@ -31,7 +31,7 @@ _KEY_GROUP_BYTES = 2
 class Ttl:
     """Reads and sets the entries of one state variable with TTL in one batch.
 
-    What expires at `now_ms` or earlier is not there. What is set expires `ttl_ms` from then.
+    Entries that expire at `now_ms` or earlier do not exist. A new entry expires after `ttl_ms`.
     `get`, `scan` and `exists` are those of Entries, for the entries that are given.
     """
 
@@ -88,8 +88,8 @@ class Ttl:
 def purge_expired(overlay: Overlay, key_groups: KeyGroupRange, now_ms: int) -> int:
     """Removes all entries that expire at `now_ms` or earlier; returns how many.
 
-    Costs a seek per key group and what the index has up to then: entries that have expired, were
-    set again, or are gone. It is for the end of a batch, when no state is used any more.
+    Costs a seek per key group and the index entries up to then: of entries that have expired, were
+    set again, or were deleted. It is for the end of a batch, when no state is used any more.
     """
     now = encode_time(now_ms)
     return sum(

@@ -112,7 +112,7 @@ class ValueState(_Variable):
 class Collection(_Variable):
     """A state variable whose entries are read and changed by their suffix.
 
-    `access` is how entries are read: Entries as they are, or a Ttl, which hides what has expired.
+    `access` is how entries are read: Entries as they are, or a Ttl, which hides expired ones.
     """
 
     __slots__ = ("_entries", "_exists", "_get", "_scan", "_under")
@@ -229,7 +229,7 @@ class ListState(Collection):
 class MapState(Collection):
     """Tuples by user key per key, as `pyspark.sql.streaming.stateful_processor.MapState`.
 
-    Iterators go in the order of the user keys' bytes, as of the call that made them.
+    Iterators are in the order of the user keys' bytes, as of the call that made them.
     """
 
     __slots__ = ("_decode", "_decode_key", "_encode", "_encode_key", "_make_row")

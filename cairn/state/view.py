@@ -1,4 +1,4 @@
-"""A batch's view of state: what is committed, and what this batch has changed on top of it."""
+"""A batch's view of state: the committed state, and this batch's changes on top of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Protocol
 PUT = 0
 """Operation: the key has this value."""
 DELETE = 1
-"""Operation: the key is gone, if it was there."""
+"""Operation: the key is deleted, if it exists."""
 DELETE_PREFIX = 2
-"""Operation: every key that starts with this one is gone."""
+"""Operation: every key that starts with this one is deleted."""
 
 MISSING: Any = object()
 """Tells "not changed" from None, which means deleted."""
@@ -130,10 +130,10 @@ class Overlay:
         return entries
 
     def changes(self) -> Changes:
-        """Returns what turns the committed state into the new one, sorted by key.
+        """Returns the changes that turn the committed state into the new one, sorted by key.
 
-        A DELETE_PREFIX comes before the puts under it and only where a collection was cleared. If
-        changes were taken, it is what turns the state that they lead to into the new one.
+        A DELETE_PREFIX is before the puts under it and only where a collection was cleared. If
+        changes were taken, the result is the changes after them.
         """
         by_key = self._all() if self._taken is _NOTHING else self._since(self._taken)
         keys = sorted(by_key)
@@ -143,7 +143,7 @@ class Overlay:
         return Changes(ops, keys, values)
 
     def take(self) -> Changes:
-        """Returns what `changes` does, which from then on returns only what comes after.
+        """Returns the same as `changes`, which from then on returns only later changes.
 
         So a batch's changes are those that were taken, in order, and then `changes`. It costs a
         walk over all of them, and nothing while entries are changed.
@@ -163,8 +163,8 @@ class Overlay:
     def size_bytes(self) -> int:
         """Bytes of changed keys and values that were not taken, roughly.
 
-        Entries are counted, and their size is that of the newest ones. What was taken and is
-        changed again does not count. It costs a look at each collection.
+        Entries are counted, and their size is that of the newest ones. An entry that was
+        taken and is changed again does not count. It costs a look at each collection.
         """
         singles = len(self.pending) - len(self._taken.pending)
         in_collections = self._entries() - self._taken.entries
@@ -208,7 +208,7 @@ class Entries:
     def __init__(self, prefix: bytes, reader: Reader) -> None:
         self.prefix = prefix
         self.cleared = False
-        """Whether what is committed under the prefix no longer counts."""
+        """Whether the committed entries under the prefix no longer count."""
         self.pending: dict[bytes, bytes | None] = {}
         """This batch's entries by suffix; None means deleted, never so once cleared."""
         self._committed = reader
@@ -250,9 +250,9 @@ class Entries:
         return self._over(sorted(self.pending.items()))
 
     def up_to(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Returns what `scan` does, but only entries whose suffix starts with `head` or less.
+        """Returns the same as `scan`, but only entries whose suffix starts with `head` or less.
 
-        Costs a seek and what it yields, besides one look at each of this batch's changes.
+        Costs a seek and the yielded entries, besides one look at each of this batch's changes.
         """
         size_bytes = len(head)
         changed = self.pending.items()

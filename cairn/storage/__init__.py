@@ -40,7 +40,7 @@ def open_store(url: str) -> ObjectStore:
 def normalise_url(url: str) -> str:
     """Returns the one spelling of a storage URL, to compare storages by.
 
-    A plain path becomes absolute and `file:///…`, slashes at the end go.
+    A plain path becomes absolute and `file:///…`; slashes at the end are removed.
 
     Raises:
         BadInputError: the URL has another form; the message lists the forms.

@@ -43,8 +43,8 @@ _NEVER_WORKS = {
 class PosixStore:
     """Objects are files below `root`; one that is put appears whole and fsynced, or not at all.
 
-    A write goes to `.tmp-<uuid>` beside the object first. A process that is killed may leave that
-    file behind; it is never listed. `put` and `check_writable` make the root; where it is missing,
+    A write is made to `.tmp-<uuid>` beside the object first. A killed process may leave that file
+    behind; it is never listed. `put` and `check_writable` make the root; where it is missing,
     every other verb raises StorageError rather than take its objects for missing.
     """
 
@@ -308,5 +308,5 @@ def _sync(directory: Path) -> None:
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
-    """Sorts a directory where its objects belong: `a-b` comes before `a/b`."""
+    """Sorts a directory where its objects belong: `a-b` is before `a/b`."""
     return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name

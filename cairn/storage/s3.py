@@ -75,8 +75,8 @@ _BAD_SETUP = (
 class S3Store:
     """Objects are keys below `prefix` in `bucket`.
 
-    Credentials, region and endpoint come from boto3's own chain; where `AWS_ENDPOINT_URL` is set,
-    buckets are addressed by path.
+    Credentials, region and endpoint are those of boto3's own chain. Where `AWS_ENDPOINT_URL` is
+    set, buckets are addressed by path.
     """
 
     sends_requests = True

@@ -15,10 +15,10 @@ TEMP_PREFIX = ".tmp-"
 """File names that start so are unfinished writes, never objects."""
 
 LONGEST_WRITE_S = 240
-"""No object appears longer than this after its `put` was called, whatever becomes of the caller."""
+"""No object appears longer than this after its `put` was called, whatever happens to the caller."""
 
 LONGEST_HOLD_S = 60
-"""What is not sent so long after its write intent is not sent at all."""
+"""A write that is delayed longer than this after its intent is not sent at all."""
 
 _PROBE = b"cairn checks that this storage can be written\n"
 
@@ -83,7 +83,7 @@ class ObjectStore(Protocol):
     def delete_many(self, paths: Sequence[str]) -> dict[str, str]:
         """Deletes objects for good; only `cairn/maintenance/deleter.py` may call this.
 
-        Returns what went wrong by path, for those paths that failed; a missing object counts as
+        Returns the errors by path, for the paths that failed; a missing object counts as
         deleted. When the store cannot be reached or is not there it raises instead, with part of
         the objects deleted; the same call may be repeated.
         """
@@ -108,8 +108,8 @@ class ObjectStore(Protocol):
     def remove_directory(self, path: str) -> bool:
         """Removes a directory without objects; only `cairn/maintenance/deleter.py` may call this.
 
-        What unfinished writes have left in it goes too. Returns False, and keeps the directory, if
-        there is something else in it; True if it is gone or the store has no directories.
+        The remains of unfinished writes in it are removed too. Returns False, and keeps the
+        directory, if it holds anything else; True if it is removed or the store has no directories.
         """
         ...
 
@@ -185,7 +185,7 @@ def missing_error(url: str, path: str, offset: int | None) -> StorageError:
 def short_read_error(
     url: str, path: str, offset: int, size_bytes: int | None, found_bytes: int
 ) -> StorageError:
-    """Returns the error for a range that goes past the end of an object of `found_bytes`."""
+    """Returns the error for a range that ends past the end of an object of `found_bytes`."""
     wanted = "the rest" if size_bytes is None else f"{size_bytes} bytes"
     return StorageError(
         f"storage {url}: {wanted} from offset {offset} wanted, but the object has {found_bytes} "

@@ -1,4 +1,4 @@
--- Files: what is live is never condemned, and what is condemned never gets a segment.
+-- Files: one with a live segment is never condemned, and a condemned one never gets a segment.
 CREATE OR REPLACE FUNCTION cairn.refuse_file() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN

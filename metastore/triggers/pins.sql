@@ -1,6 +1,6 @@
 -- Pins: only of confirmed checkpoints, which stay while they are pinned.
 -- A checkpoint is locked by whoever pins it and by whoever subsumes it, so one of the two waits for
--- the other and then sees what it did, whether or not both hold the lock of the job.
+-- the other and then sees its change, whether or not both hold the lock of the job.
 CREATE OR REPLACE FUNCTION cairn.refuse_pin() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE

@@ -2,11 +2,11 @@
 -- Columns: job_id, job_name, checkpoint_id, query_id and batch_id (Spark's names for it), status,
 --   epoch (the run), acks of parallelism subtasks, duration_ms (from begin to the last ack),
 --   restore_ms (of the subtask that took longest to bring its state to the parent), input_rows,
---   new_segments, new_bytes and new_files (what became part of the state with it: changelog of the
---   batch, bases that were materialized before it, and its manifest; a file that goes on over
---   checkpoints counts with each), began_at, completed_at,
+--   new_segments, new_bytes and new_files (those that the state contains from it on: changelog of
+--   the batch, bases that were materialized before it, and its manifest; a file that is continued
+--   over checkpoints counts with each), began_at, completed_at,
 --   confirmed_at, ended_at (subsumed or aborted), late_rows (dropped, part of input_rows),
---   processing_time and watermark (what the batch's timers and TTL went by; 1970 where unused).
+--   processing_time and watermark (the clocks of the batch's timers and TTL; 1970 where unused).
 -- Read by: `cairn checkpoints`, dashboards on checkpoint duration and size.
 CREATE OR REPLACE VIEW cairn.v_checkpoint_history AS
 SELECT

@@ -1,4 +1,4 @@
-"""Baseline: the tables. Triggers, views and roles come from their files after every migration."""
+"""Baseline: the tables. Every migration ends by installing triggers, views and roles from files."""
 
 from __future__ import annotations
 
