@@ -13,9 +13,9 @@ from sqlalchemy import Connection, text
 from cairn.batch_ref import BatchRef
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.acks import Ack, acknowledge
-from cairn.catalog.job.bases import install
 from cairn.catalog.job.begin import BatchStart, begin_batch
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.materializations import install
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.catalog.job.segments import segments_at
 from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec

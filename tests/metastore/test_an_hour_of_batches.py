@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cairn.catalog.job.bases import install, replay_of
 from cairn.catalog.job.begin import Clock
 from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.materializations import install, replay_of
 from cairn.handles import SegmentHandle
 from cairn.keygroups import range_of
 from cairn.runtime.materialization.schedule import is_due

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from cairn.catalog.job.bases import Replay, install, replay_of
+from cairn.catalog.job.materializations import Replay, install, replay_of
 from cairn.catalog.job.segments import lineage_of
 from cairn.errors import FencedError
 from cairn.keygroups import KeyGroupRange

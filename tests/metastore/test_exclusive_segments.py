@@ -12,9 +12,9 @@ from sqlalchemy.exc import IntegrityError
 
 from cairn.catalog.cleanup.snapshot import read_snapshot
 from cairn.catalog.job.acks import Ack
-from cairn.catalog.job.bases import replay_of
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.materializations import replay_of
 from cairn.catalog.job.segments import lists_at
 from cairn.catalog.savepoints.pins import pin_checkpoint, remove_pins
 from cairn.handles import SegmentHandle

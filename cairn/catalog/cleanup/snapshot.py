@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
-from cairn.catalog.job.begin import OPEN
+from cairn.catalog.job.begin import TAKES_ACKS
 from cairn.errors import BadInputError
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
 from metastore.models import Checkpoint, Job, PhysicalFile, Pin, Segment
@@ -250,7 +250,7 @@ def is_lost() -> ColumnElement[bool]:
             Checkpoint.job_id == PhysicalFile.job_id,
             Checkpoint.epoch == PhysicalFile.epoch,
             Checkpoint.batch_id == PhysicalFile.batch_id,
-            Checkpoint.status.in_(OPEN),
+            Checkpoint.status.in_(TAKES_ACKS),
         )
         .exists()
     )

@@ -13,7 +13,7 @@ from sqlalchemy import CTE, Connection, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.begin import OPEN
+from cairn.catalog.job.begin import TAKES_ACKS
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.runs import refuse_second_query
@@ -69,7 +69,7 @@ def acknowledge(
         .where(Checkpoint.job_id == batch.job_id, Checkpoint.checkpoint_id == checkpoint_id)
         .with_for_update()
     ).one()
-    if checkpoint.epoch != batch.epoch or checkpoint.status not in OPEN:
+    if checkpoint.epoch != batch.epoch or checkpoint.status not in TAKES_ACKS:
         raise FencedError(
             f"the checkpoint is {checkpoint.status.value}; acks of run {batch.epoch} are refused",
             job=batch.job,
@@ -104,9 +104,9 @@ def _bind_query(connection: Connection, batch: BatchRef) -> None:
         )
         .values(query_id=batch.query_id)
     )
-    bound = require_epoch(connection, batch)
-    if bound != batch.query_id:
-        raise refuse_second_query(batch.job, str(bound), batch.query_id)
+    job = require_epoch(connection, batch.job_id, batch.epoch)
+    if job.query_id != batch.query_id:
+        raise refuse_second_query(batch.job, job.query_id, batch.query_id)
 
 
 def _winners(

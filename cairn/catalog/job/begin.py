@@ -23,6 +23,7 @@ from sqlalchemy.orm import aliased
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.directories import unclaim_directories
+from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.runs import refuse_second_query
 from cairn.catalog.job.segments import HANDLE_COLUMNS, handle_of, kill_segments, lists_at, made_in
 from cairn.catalog.job.states import drop_states
@@ -33,7 +34,7 @@ from metastore.enums import CheckpointStatus, SegmentKind, SegmentStatus
 from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment, SubtaskAck
 
 _BEFORE, _RUN_BEFORE = aliased(Checkpoint), aliased(Run)  # each costs a millisecond to make
-OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
+TAKES_ACKS = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
 ADOPTED_BATCH = -1
 """The batch of the checkpoint that a restored job starts from, before any query's batch 0."""
 
@@ -99,13 +100,7 @@ def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = F
         FencedError: a newer run has begun a batch, or has taken this one again.
         RefusedError: the job belongs to another query, or the parent's state is not whole.
     """
-    job = connection.execute(
-        select(Job.__table__).where(Job.job_id == batch.job_id).with_for_update()
-    ).one()
-    if job.current_epoch > batch.epoch:
-        raise FencedError(
-            f"run {batch.epoch} was replaced by run {job.current_epoch}", job=batch.job
-        )
+    job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True, may_begin=True)
     if job.query_id is not None and job.query_id != batch.query_id:
         raise refuse_second_query(batch.job, job.query_id, batch.query_id)
     found = connection.execute(
@@ -125,7 +120,7 @@ def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = F
             parent_id,
             is_first=job.current_epoch < batch.epoch,
         )
-    elif found.status in OPEN:
+    elif found.status in TAKES_ACKS:
         checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
         times = times_of(connection, batch.job_id, checkpoint_id)
         before = times_of(connection, batch.job_id, parent_id)
@@ -283,7 +278,7 @@ def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
         .where(
             Checkpoint.job_id == batch.job_id,
             Checkpoint.epoch < batch.epoch,
-            Checkpoint.status.in_(OPEN),
+            Checkpoint.status.in_(TAKES_ACKS),
         )
         .values(status=CheckpointStatus.ABORTED, ended_at=func.now())
         .returning(Checkpoint.checkpoint_id)

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+from typing import Any
 
-from cairn.batch_ref import BatchRef
+from sqlalchemy import Connection, Row, select
+
 from cairn.errors import FencedError
 from metastore.models import Job
 
 
-def require_epoch(connection: Connection, batch: BatchRef) -> str | None:
-    """Keeps newer runs from beginning until the transaction ends; returns the job's query.
+def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tuple[Any, ...]]:
+    """Locks the job's row until the transaction ends, and returns it.
+
+    Beginning a batch takes the exclusive lock, so under either lock no newer run begins.
+    """
+    return connection.execute(
+        select(Job.__table__).where(Job.job_id == job_id).with_for_update(read=not exclusive)
+    ).one()
+
+
+def require_epoch(
+    connection: Connection,
+    job_id: str,
+    epoch: int,
+    *,
+    exclusive: bool = False,
+    may_begin: bool = False,
+) -> Row[*tuple[Any, ...]]:
+    """Locks the job's row like `lock_job` for a run that may write, and returns it.
+
+    That is the newest run that has begun a batch; with `may_begin` a newer one, too, which has not
+    begun yet.
 
     Raises:
-        FencedError: a newer run has begun a batch.
+        FencedError: a newer run has begun a batch; or this one has not, in this metastore.
     """
-    job = connection.execute(
-        select(Job.current_epoch, Job.query_id)
-        .where(Job.job_id == batch.job_id)
-        .with_for_update(read=True)
-    ).one()
-    if job.current_epoch != batch.epoch:
-        raise FencedError(
-            f"run {batch.epoch} was replaced by run {job.current_epoch}", job=batch.job
-        )
-    query_id: str | None = job.query_id
-    return query_id
+    job = lock_job(connection, job_id, exclusive=exclusive)
+    # A higher epoch than the current one is no proof of being newer: it may have been given by a
+    # metastore that was lost and is now a backup. Beginning a batch is what proves it.
+    if job.current_epoch != epoch and not (may_begin and job.current_epoch < epoch):
+        raise FencedError(f"run {epoch} was replaced by run {job.current_epoch}", job=job.name)
+    return job

@@ -80,7 +80,7 @@ def intend_files(
     Raises:
         FencedError: a newer run has begun a batch.
     """
-    require_epoch(connection, batch)
+    require_epoch(connection, batch.job_id, batch.epoch)
     _add_files(connection, batch.job_id, batch.epoch, files, claims)
 
 

@@ -1,19 +1,176 @@
-"""What materializations were made, for metrics; what they made is in `segments`."""
+"""Materializations: their input, what installing their segments releases (FLIP-158), their rows."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Connection, func, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection, func, select, update
+from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.batch_ref import BatchRef
+from cairn.catalog.cleanup.snapshot import any_uuid
 from cairn.catalog.job.fencing import require_epoch
+from cairn.catalog.job.files import WrittenFile, seal_files
+from cairn.catalog.job.segments import (
+    HANDLE_COLUMNS,
+    handle_of,
+    lineage_of,
+    place_segments,
+    replay_order,
+)
 from cairn.handles import SegmentHandle
-from metastore.enums import SegmentKind
-from metastore.models import Materialization
+from cairn.keygroups import KeyGroupRange
+from metastore.enums import SegmentKind, SegmentStatus
+from metastore.models import Materialization, PhysicalFile, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a restore of some key groups as of a confirmed checkpoint reads, in order of replay.
+
+    `lineage` is the id of the run that made the checkpoint; None if Spark has not committed it.
+    `changes` are changelog and increments. `is_based` tells whether bases cover all of the key
+    groups and the changes lie in them, so that an increment can replace all of the changes.
+    """
+
+    lineage: str | None
+    bases: Sequence[SegmentHandle]
+    changes: Sequence[SegmentHandle]
+    is_based: bool
+
+    @property
+    def share(self) -> float:
+        """The bytes of the changes, and of as much changelog again, as a share of the bases'.
+
+        This is what will be on top of the bases when the next materialization is due, if this one
+        leaves them and the next interval brings as much changelog as the last one.
+        """
+        base_bytes = sum(base.size_bytes for base in self.bases)
+        change_bytes = sum(change.size_bytes for change in self.changes)
+        changelog = (c for c in self.changes if c.kind is SegmentKind.CHANGELOG)
+        return (change_bytes + sum(c.size_bytes for c in changelog)) / max(1, base_bytes)
+
+
+def replay_of(
+    connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
+) -> Replay:
+    """Returns what newer checkpoints, too, replay up to the state of a confirmed one."""
+    rows = connection.execute(
+        select(*HANDLE_COLUMNS)
+        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
+        .where(
+            Segment.job_id == job_id,
+            Segment.status == SegmentStatus.LIVE,
+            Segment.released_checkpoint.is_(None),
+            Segment.as_of_checkpoint <= checkpoint_id,
+            Segment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
+        )
+    )
+    handles = sorted(map(handle_of, rows), key=replay_order)
+    bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
+    changes = [handle for handle in handles if handle.kind is not SegmentKind.KEYED_FULL]
+    based = {group for b in bases for group in range(b.key_groups.start, b.key_groups.end)}
+    return Replay(
+        lineage_of(connection, job_id, checkpoint_id),
+        bases,
+        changes,
+        is_based=based.issuperset(range(key_groups.start, key_groups.end))
+        and all(change.key_groups.intersect(key_groups) == change.key_groups for change in changes),
+    )
+
+
+def install(
+    connection: Connection,
+    batch: BatchRef,
+    subtask: int,
+    segments: Sequence[tuple[WrittenFile, SegmentHandle]],
+    replaced: Sequence[SegmentHandle] | None = None,
+) -> None:
+    """Makes materialized segments part of every checkpoint from the next id on (FLIP-158).
+
+    Each comes with its file, which several may share. In the same transaction, what they replace is
+    released at that id. For an increment these are the `replaced` segments, which it was made from.
+    For bases (None) they are all segments of the same or an older state all of whose key groups
+    some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint` must be a
+    confirmed checkpoint.
+
+    Raises:
+        FencedError: a newer run has begun a batch, or a file was condemned.
+    """
+    job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True)
+    ids = [UUID(handle.segment_id) for _, handle in segments]
+    if connection.scalar(select(Segment.segment_id).where(Segment.segment_id == ids[0])):
+        return
+    files = list({file.file_id: file for file, _ in segments}.values())
+    seal_files(connection, batch, files)
+    first = job.next_checkpoint_id
+    placed = [
+        (file.file_id, subtask, dataclasses.replace(handle, first_checkpoint=first))
+        for file, handle in segments
+    ]
+    place_segments(connection, batch.job_id, placed)
+    if replaced is None:
+        _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
+    else:
+        _release(connection, batch.job_id, replaced, job.next_checkpoint_id)
+
+
+def _release(
+    connection: Connection, job_id: str, replaced: Sequence[SegmentHandle], next_checkpoint: int
+) -> None:
+    connection.execute(
+        update(Segment)
+        .where(
+            Segment.job_id == job_id,
+            Segment.segment_id == any_uuid([UUID(handle.segment_id) for handle in replaced]),
+            Segment.status == SegmentStatus.LIVE,
+            Segment.released_checkpoint.is_(None),
+        )
+        .values(released_checkpoint=next_checkpoint)
+    )
+
+
+def _release_covered(
+    connection: Connection, job_id: str, new: Sequence[UUID], next_checkpoint: int
+) -> None:
+    base = Segment.__table__.alias("base")
+    installed = Segment.__table__.alias("installed")
+    covered = (
+        select(func.range_agg(base.c.key_groups))
+        .where(
+            base.c.job_id == job_id,
+            base.c.kind == SegmentKind.KEYED_FULL,
+            base.c.status == SegmentStatus.LIVE,
+            base.c.released_checkpoint.is_(None),
+            base.c.as_of_checkpoint >= Segment.as_of_checkpoint,
+            base.c.segment_id != Segment.segment_id,
+        )
+        .scalar_subquery()
+    )
+    touched = (
+        select(installed.c.segment_id)
+        .where(
+            installed.c.segment_id.in_(new),
+            installed.c.key_groups.op("&&")(Segment.key_groups),
+            installed.c.as_of_checkpoint >= Segment.as_of_checkpoint,
+        )
+        .exists()
+    )
+    connection.execute(
+        update(Segment)
+        .where(
+            Segment.job_id == job_id,
+            Segment.status == SegmentStatus.LIVE,
+            Segment.released_checkpoint.is_(None),
+            Segment.segment_id.notin_(new),
+            touched,
+            Segment.key_groups.op("<@")(covered),
+        )
+        .values(released_checkpoint=next_checkpoint)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +203,7 @@ def record_start(
     Raises:
         FencedError: a newer run has begun a batch.
     """
-    require_epoch(connection, batch)
+    require_epoch(connection, batch.job_id, batch.epoch)
     connection.execute(
         insert(Materialization)
         .values(

@@ -14,10 +14,10 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.begin import ADOPTED_BATCH
+from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.runs import begun_without_origin
 from cairn.catalog.job.segments import place_segments
-from cairn.errors import FencedError
 from cairn.handles import SegmentHandle
 from cairn.manifest import Manifest
 from metastore.enums import CheckpointStatus, Scope
@@ -66,16 +66,12 @@ def adopt_checkpoint(
         FencedError: a newer run has begun a batch.
         RefusedError: the job has begun batches of its own.
     """
-    row = connection.execute(
-        select(Job.current_epoch).where(Job.job_id == job_id).with_for_update()
-    ).one()
+    require_epoch(connection, job_id, epoch, exclusive=True, may_begin=True)
     batches = connection.scalars(
         select(Checkpoint.batch_id).where(Checkpoint.job_id == job_id)
     ).all()
     if ADOPTED_BATCH in batches:
         return
-    if row.current_epoch > epoch:
-        raise FencedError(f"run {epoch} was replaced by run {row.current_epoch}", job=job)
     if batches:
         raise begun_without_origin(job)
     ref = BatchRef(job, job_id, epoch, "", ADOPTED_BATCH)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, and_, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.batch_ref import BatchRef
+from cairn.catalog.job.fencing import lock_job, require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.segments import (
     HANDLE_COLUMNS,
@@ -23,13 +24,13 @@ from cairn.catalog.job.segments import (
     state_of,
 )
 from cairn.catalog.job.times import latest
-from cairn.errors import FencedError, RefusedError
+from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
+from metastore.models import Checkpoint, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,10 @@ def intend_manifest(
         FencedError: `epoch` is given, and a newer run has begun a batch.
         RefusedError: the checkpoint is not CONFIRMED, or a write of its manifest was given up.
     """
-    job = connection.execute(
-        select(Job.__table__).where(Job.job_id == job_id).with_for_update(read=True)
-    ).one()
-    if epoch is not None and job.current_epoch != epoch:
-        raise FencedError(f"run {epoch} was replaced by run {job.current_epoch}", job=job.name)
+    if epoch is None:
+        job = lock_job(connection, job_id, exclusive=False)
+    else:
+        job = require_epoch(connection, job_id, epoch)
     path = manifest_file(job_id, checkpoint_id)
     manifest = _describe(connection, job, checkpoint_id)
     connection.execute(
@@ -102,9 +102,7 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
     batch = BatchRef(
         manifest.job, manifest.job_id, manifest.epoch, manifest.query_id, manifest.batch_id
     )
-    connection.execute(
-        select(Job.job_id).where(Job.job_id == manifest.job_id).with_for_update(read=True)
-    )
+    lock_job(connection, manifest.job_id, exclusive=False)
     seal_files(connection, batch, [WrittenFile(file_id, len(data))])
     handle = manifest_handle(manifest, file_id, intended.path, data)
     place_segments(connection, manifest.job_id, [(file_id, 0, handle)])

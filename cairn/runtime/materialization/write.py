@@ -13,9 +13,8 @@ from functools import partial
 
 import cairn.segments.format as segment_format
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.bases import Replay, install, replay_of
 from cairn.catalog.job.files import WrittenFile
-from cairn.catalog.job.materializations import Materialized
+from cairn.catalog.job.materializations import Materialized, Replay, install, replay_of
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
