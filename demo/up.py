@@ -2,7 +2,7 @@
 
     python -m demo.up [--storage s3://bucket/prefix]
 
-What it keeps is in `build/up`; starting again goes on from there.
+What it keeps is in `build/up`; the next start continues from there.
 """
 
 from __future__ import annotations

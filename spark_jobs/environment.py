@@ -1,4 +1,4 @@
-"""What a local Spark application needs of the machine: a Java, and this Python in its workers."""
+"""The environment of a local Spark application: a Java, and this Python in its workers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from spark_jobs import environment
 
 WINDOW = "10 minutes"
 WORD = "[A-Za-z_][A-Za-z_0-9]*"
-"""What a word is, in the syntax that Java's and Python's regular expressions share."""
+"""The pattern of a word, in the syntax that Java's and Python's regular expressions share."""
 
 
 class CountWords(StatefulProcessor):

@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from cairn.errors import BadInputError
 
 EMBEDDED_PREFIX = "embedded:"
-"""What a metastore begins with that is a directory."""
+"""The prefix of a metastore that is a directory."""
 
 _FORMS = "postgresql://user@host:5432/database, postgresql+psycopg2://… or embedded:<directory>"
 
@@ -57,7 +57,7 @@ def masked(url: str) -> str:
 
 
 def _shown(metastore: str) -> str:
-    """Returns what is safe to repeat of text that may be a mistyped URL with a password."""
+    """Returns text that may be a mistyped URL without the password in it."""
     start, at, rest = metastore.rpartition("@")
     return f"{start.partition('://')[0]}://***@{rest}" if at else metastore
 

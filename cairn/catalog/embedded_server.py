@@ -46,7 +46,7 @@ _START_ATTEMPTS = 4
 
 
 def start(directory: Path) -> str:
-    """Returns the URL of a directory's database, after creating and starting what is missing.
+    """Returns the URL of a directory's database, after creating and starting it where needed.
 
     Raises:
         BadInputError: this user may not write the directory.
@@ -108,7 +108,7 @@ def _initialise(data: Path) -> None:
         with _c_locale():
             _server(new).ensure_pgdata_inited()
     except subprocess.CalledProcessError as error:
-        raise MetastoreError(f"initdb failed in {new}; what it printed is logged") from error
+        raise MetastoreError(f"initdb failed in {new}; its output is logged") from error
     new.rename(data)
 
 

@@ -12,18 +12,18 @@ from enum import StrEnum
 
 
 class MetricKind(StrEnum):
-    """What becomes of a metric's value over time."""
+    """How a metric's value changes over time."""
 
     COUNTER = "counter"
     """It grows, and starts with the job's current run."""
     GAUGE = "gauge"
-    """It is what it is now."""
+    """Its value at the time of reading."""
     HISTOGRAM = "histogram"
     """Quantiles of the latest values, and the sum and the count of all of the current run."""
 
 
 class MetricScope(StrEnum):
-    """What each of a metric's values is of, besides a job."""
+    """The subject of each value of a metric, besides a job."""
 
     JOB = "job"
     TASK_MANAGER = "tm"
@@ -80,7 +80,7 @@ METRICS = (
         _HISTOGRAM,
         _TM,
         "bytes",
-        "What a group commit has uploaded.",
+        "Bytes that a group commit has uploaded.",
     ),
     Metric(
         "ChangelogStorage.uploadLatenciesNanos",
@@ -137,7 +137,7 @@ METRICS = (
         _COUNTER,
         _SUBTASK,
         "materializations",
-        "Those that ended well, with nothing to write, too.",
+        "Those that succeeded, also with nothing to write.",
     ),
     Metric(
         "ChangelogMaterialization.failedMaterialization",
@@ -151,21 +151,21 @@ METRICS = (
         _GAUGE,
         _SUBTASK,
         "ms",
-        "How long the last completed one took.",
+        "Duration of the last completed one.",
     ),
     Metric(
         "ChangelogStateBackend.lastFullSizeOfMaterialization",
         _GAUGE,
         _SUBTASK,
         "bytes",
-        "What the last one that wrote bases has written.",
+        "Bytes of the last one that wrote bases.",
     ),
     Metric(
         "ChangelogStateBackend.lastIncSizeOfMaterialization",
         _GAUGE,
         _SUBTASK,
         "bytes",
-        "What the last one that wrote an increment has written.",
+        "Bytes of the last one that wrote an increment.",
     ),
     Metric(
         "ChangelogStateBackend.lastFullSizeOfNonMaterialization",
@@ -179,14 +179,14 @@ METRICS = (
         _GAUGE,
         _SUBTASK,
         "bytes",
-        "What that checkpoint has added to it.",
+        "Bytes that this checkpoint has added to it.",
     ),
     Metric(
         "FilePool.waitMillis",
         _HISTOGRAM,
         _TM,
         "ms",
-        "How long a group commit waited for a file of a pool that blocks.",
+        "Time that a group commit waited for a file of a pool that blocks.",
     ),
     Metric(
         "Storage.spaceAmplification",
@@ -200,7 +200,7 @@ METRICS = (
         _COUNTER,
         _SUBTASK,
         "bytes",
-        "State that was written again: what completed materializations have written.",
+        "State that was written again, by completed materializations.",
     ),
     Metric(
         "Storage.failedDeletes",

@@ -1,4 +1,4 @@
-"""The command `cairn`: what there is, what is in it, and keeping it clean."""
+"""The command `cairn`: lists jobs and their content, and cleans up."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: the metastore says: {guard_message(error)}", file=sys.stderr)
         return _STORE_FAILED
     except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain once more when it exits.
+        # The reader of the output has ended; Python would complain once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadInputError(f"{message}. `{self.prog} --help` shows what there is")
+        raise BadInputError(f"{message}. `{self.prog} --help` lists the commands")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("job", metavar="JOB", help="the job's name")
         command.set_defaults(run=run)
     command.epilog = (
-        "A value with TTL comes with the time at which it expires. One that has expired is shown "
+        "A value with TTL is printed with the time at which it expires. An expired value is shown "
         "until a batch removes it, though no processor sees it any more."
     )
     command.add_argument("--key", metavar="JSON", help="only this key: an object, array or value")
@@ -93,10 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--timers", action="store_true", help="the timers instead of the state")
 
     cleanup = commands_.add_parser(
-        "cleanup", parents=[common], help="subsume old checkpoints, delete what nothing needs"
+        "cleanup", parents=[common], help="subsume old checkpoints, delete files no longer needed"
     )
     cleanup.add_argument("--job", metavar="JOB", help="only this job")
-    cleanup.add_argument("--dry-run", action="store_true", help="say it, change nothing")
+    cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")
     cleanup.set_defaults(run=commands.cleanup)
     savepoints.add_commands(commands_, common)
     metrics.add_command(commands_, common)

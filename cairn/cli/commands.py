@@ -126,7 +126,7 @@ def directories(catalog: Catalog, arguments: Namespace) -> int:
 
 
 def cleanup(catalog: Catalog, arguments: Namespace) -> int:
-    """Cleans up one job or all; goes on to the next when one fails."""
+    """Cleans up one job or all; continues with the next when one fails."""
     listed = read_view(catalog, "SELECT * FROM cairn.v_jobs ORDER BY job_name")
     known = [row["job_name"] for row in listed]
     if arguments.job is not None and arguments.job not in known:

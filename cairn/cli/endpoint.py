@@ -114,7 +114,7 @@ def token_of_environment() -> str:
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if not token:
         raise BadInputError(
-            f"--serve needs a token that whoever asks must send: set {TOKEN_VARIABLE}, for "
+            f"--serve needs a token that clients must send: set {TOKEN_VARIABLE}, for "
             "instance to the output of `openssl rand -hex 32`"
         )
     return token
@@ -152,7 +152,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _CLIENT_TIMEOUT_S
 
     def log_message(self, *_: object) -> None:
-        """Logs no request: its line may hold what was meant to be secret."""
+        """Logs no request: its line may hold a secret."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -165,7 +165,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def handle_error(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
-        """Says nothing of clients that are gone or that never asked."""
+        """Says nothing of clients that have disconnected or that never asked."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

@@ -69,7 +69,7 @@ class Variable:
 class CheckpointContent:
     """All that is needed to read a checkpoint. `variables` is by state id.
 
-    `hidden` are the ids of what is not shown: indexes, and state variables that were dropped.
+    `hidden` are ids that are not shown: of indexes, and of state variables that were dropped.
     """
 
     job: str
@@ -141,7 +141,7 @@ def entries(
 ) -> Iterator[dict[str, Any]]:
     """Returns an iterator of a checkpoint's state as JSON values, one subtask after another.
 
-    Operator lists come last, and not where a key is asked for. What has expired is there as long as
+    Operator lists are last, and left out where a key is given. Expired values are shown as long as
     no batch has removed it.
 
     Raises:
@@ -272,7 +272,7 @@ def _variable(row: Row[Any]) -> Variable:
     map_key = None
     if row.user_key_schema is not None:
         map_key = TupleCodec(row.user_key_schema, name=f"map key of state {row.name}")
-    # The layout of what is stored reads values from before a change of the schema, too.
+    # The layout reads values from before a change of the schema, too.
     value = TupleCodec(row.value_schema, name=f"state {row.name}")
     return Variable(row.name, StateKind(row.kind), value, map_key, row.has_ttl)
 

@@ -58,7 +58,7 @@ def metrics(catalog: Catalog, arguments: Namespace) -> int:
 def _serve(catalog: Catalog, arguments: Namespace) -> int:
     address = Address.parse(arguments.serve)
     app = MetricsApp(partial(_read, catalog, arguments.job), token_of_environment())
-    _read(catalog, arguments.job)  # what is wrong already is said now, not to each request
+    _read(catalog, arguments.job)  # an existing error is raised now, not by each request
     serve(address, app, ready=_say_where)
     return 0
 

@@ -35,7 +35,7 @@ def fail(error: CairnError) -> int:
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Prints rows as a JSON array, one object a line, as they come."""
+    """Prints rows as a JSON array, one object a line, while they are read."""
     separator = "["
     for row in rows:
         print(separator + json.dumps(row, default=_plain, ensure_ascii=False), end="")

@@ -53,7 +53,7 @@ def add_commands(
 ) -> None:
     """Adds the parsers of savepoint, pin, unpin, pins and metastore."""
     changing = argparse.ArgumentParser(add_help=False)
-    changing.add_argument("--dry-run", action="store_true", help="say it, change nothing")
+    changing.add_argument("--dry-run", action="store_true", help="report the changes, make none")
 
     def add(
         name: str, run: Run, help_: str, *parents: argparse.ArgumentParser

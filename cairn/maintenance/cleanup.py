@@ -93,7 +93,7 @@ def record_plan(catalog: Catalog, job: JobFacts, plan: SubsumptionPlan) -> UUID:
 
 
 def apply_stored(catalog: Catalog, job: JobFacts, run_id: UUID, plan: SubsumptionPlan) -> Applied:
-    """Executes what still holds of a stored plan and returns what it changed.
+    """Executes those steps of a stored plan that still hold and returns the changes.
 
     Raises:
         RefusedError: the plan is not the stored one, or is older than `PLAN_LIFE_MIN`.

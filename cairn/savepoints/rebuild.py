@@ -23,10 +23,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What came back of one job. The query goes on with the batch after `batch_id`.
+    """What was recovered of one job. The query continues with the batch after `batch_id`.
 
-    `unknown_files` are objects of the job that no manifest names: what came after the newest
-    manifest, and what was to be deleted.
+    `unknown_files` are objects of the job that no manifest names: those written after the newest
+    manifest, and those that were to be deleted.
     """
 
     job: str
@@ -44,7 +44,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """The jobs that came back, and in words what did not."""
+    """The recovered jobs, and a sentence for each manifest that could not be used."""
 
     jobs: tuple[JobReport, ...]
     problems: tuple[str, ...]
@@ -106,7 +106,7 @@ def plan_job(
 def _read_all(
     store: ObjectStore, sizes: Mapping[str, Mapping[str, int]], progress: Progress | None
 ) -> tuple[dict[str, list[FoundManifest]], list[str]]:
-    """Returns the manifests that can be used, by job id, and what is wrong with the others."""
+    """Returns the usable manifests by job id, and the problems of the others."""
     paths = [
         path
         for job_id in sorted(sizes)

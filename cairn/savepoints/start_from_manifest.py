@@ -34,7 +34,7 @@ Placed = tuple[int, SegmentHandle]
 def find_origin(catalog: Catalog, job: str, restore_from: str) -> Origin | None:
     """Returns the manifest to restore a job from; None if the job has state of its own.
 
-    The manifest of a job that has state is not read: its source may be gone.
+    The manifest of a job that has state is not read: its source may be deleted.
 
     Raises:
         see `cairn.savepoints.manifest_files.read_manifest`.
@@ -57,7 +57,7 @@ def restore(
     """Copies a manifest's state into a job that has none, and makes it what the job starts from.
 
     Killed at any point, the job has no state, and building its plan again restores it; the files
-    of the first try go once a run has begun.
+    of the first try are deleted once a run has begun.
 
     Raises:
         CorruptSegmentError: bytes are not those that the manifest names.

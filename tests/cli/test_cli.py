@@ -301,7 +301,7 @@ def test_wrong_arguments_are_one_line_with_where_to_look(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: ")
-    assert "--help` shows what there is" in captured.err
+    assert "--help` lists the commands" in captured.err
     assert captured.err.count("\n") == 1
 
 

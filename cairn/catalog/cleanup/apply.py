@@ -84,11 +84,11 @@ def apply_plan(
     segments: Sequence[UUID],
     files: Sequence[UUID],
 ) -> Applied | None:
-    """Executes what still holds of a stored plan and returns what it changed.
+    """Executes those steps of a stored plan that still hold and returns the changes.
 
     Every row is decided again under the job's lock; rows that no longer qualify are left alone.
     Delete intents for the condemned files commit with it. A plan that was applied before changes
-    nothing, and what it changed then is returned. Returns None for a plan older than
+    nothing, and its changes then are returned. Returns None for a plan older than
     `PLAN_LIFE_MIN`, which is FAILED from then on.
 
     Raises:

@@ -63,7 +63,7 @@ def total_open(connection: Connection, job_id: str) -> FileTotal:
 def record_outcome(
     connection: Connection, *, gone: Sequence[UUID], failed: Mapping[UUID, str]
 ) -> FileTotal:
-    """Closes the intents of objects that are gone, their files DELETED; notes the other errors.
+    """Closes the intents of deleted objects, their files DELETED; notes the other errors.
 
     A closed intent is passed over, so of two processes that delete the same object one counts
     it. Returns the total of the files that this call made DELETED.

@@ -58,7 +58,7 @@ def claim_directories(
 
 
 def unclaim_directories(connection: Connection, job_id: str, epoch: int, parallelism: int) -> None:
-    """Gives up what the run that begins now will not write to.
+    """Gives up the directories that the run that begins now will not write to.
 
     That is subtasks' directories of another parallelism, and task managers' of older runs.
     """

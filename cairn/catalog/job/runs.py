@@ -30,7 +30,7 @@ from metastore.models import Checkpoint, Job, Run
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a plan says of itself. `run_id` makes registering it twice the same as once."""
+    """A run to register. `run_id` makes registering it twice the same as once."""
 
     run_id: UUID
     job: str
@@ -47,14 +47,14 @@ class Registration:
     watermark_job_id: str | None = None
     """The job upstream whose watermark counts, instead of delays of its own."""
     origin: Manifest | None = None
-    """What the job is restored from, if it has no state yet."""
+    """The manifest that the job is restored from, if it has no state yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRun:
-    """What the metastore answers: what the run's tasks carry. `states` is by name.
+    """A registered run, as its tasks carry it. `states` is by name.
 
-    `has_state` tells whether Spark has committed a batch of the job, whose state goes on.
+    `has_state` tells whether Spark has committed a batch of the job, whose state is continued.
     `split_lists` and `union_lists` are the ids of all operator lists that the job keeps, also of
     those that the run does not declare.
     """
@@ -141,7 +141,7 @@ def begun_without_origin(job: str) -> RefusedError:
     """Returns the error for restoring a job that has begun from no state."""
     return RefusedError(
         "the job has begun batches without restoring, so it is not restored any more. Give the "
-        "new query a job name of its own, or leave out restore_from to go on as it is",
+        "new query a job name of its own, or leave out restore_from to continue from its own state",
         job=job,
     )
 

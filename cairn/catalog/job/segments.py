@@ -1,4 +1,4 @@
-"""What a checkpoint holds: segment handles and the order to replay them in."""
+"""The segments of a checkpoint: handles and the order to replay them in."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def operator_lists(connection: Connection, job_id: str) -> dict[int, StateKind]:
 def _kept(
     connection: Connection, job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]
 ) -> RegisteredState:
-    """Returns a variable that the job has, with room for what is new in its schema."""
+    """Returns a variable that the job has, with the new fields of its schema."""
     if (state.ttl_ms is not None) != known.has_ttl:
         raise BadInputError(
             f"state variable {state.name!r} {'has no' if known.has_ttl else 'has'} ttlDurationMs, "

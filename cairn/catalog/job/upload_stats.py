@@ -14,7 +14,7 @@ from metastore.models import UploadStat
 
 @dataclass(frozen=True, slots=True)
 class UploadStats:
-    """What the requests of one upload were like, which made one physical file.
+    """The statistics of the requests of one upload, which wrote one physical file.
 
     `commit_id` is random, so that a transaction that runs twice records the upload once.
     """

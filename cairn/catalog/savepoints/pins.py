@@ -20,7 +20,7 @@ from metastore.models import Checkpoint, Job, Pin
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A pin and what it keeps; `is_new` is False if the checkpoint was pinned so before."""
+    """A pin and its checkpoint; `is_new` is False if the checkpoint was pinned so before."""
 
     pin_id: UUID
     job_id: str

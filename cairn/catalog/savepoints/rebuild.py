@@ -77,7 +77,7 @@ class RebuiltJob:
 
 
 def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
-    """Fills the metastore with a job, which can go on from its newest checkpoint.
+    """Fills the metastore with a job, which can continue from its newest checkpoint.
 
     `run_id` is that of a run which stands for the rebuilding. Its epoch is the current one and
     higher than any that was given before, so that whoever still runs is fenced. Every checkpoint

@@ -30,7 +30,7 @@ from metastore.enums import SegmentKind
 class SequenceNumber:
     """A place in a subtask's changelog: after so many parts of an attempt's for a checkpoint.
 
-    All places of a checkpoint come before those of the next one.
+    All places of a checkpoint are before those of the next one.
     """
 
     checkpoint_id: int
@@ -39,7 +39,7 @@ class SequenceNumber:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRef:
-    """Whose changelog it is: an attempt's, and where what it writes goes."""
+    """The owner of a changelog, an attempt, and the destination of its files."""
 
     manager: TaskManager
     store: ObjectStore
@@ -88,7 +88,7 @@ class Changelog:
             self._active.append(changes)
 
     def last_appended(self) -> SequenceNumber:
-        """Ends the active part, which goes to the spool, and returns the place after it.
+        """Ends the active part, which is spooled, and returns the place after it.
 
         A part that is empty does not end, so two calls in a row return the same.
         """
@@ -98,7 +98,7 @@ class Changelog:
         return replace(self.start, number=len(self._parts))
 
     def preempt(self) -> None:
-        """Ends the active part and begins to upload it, while the batch goes on."""
+        """Ends the active part and begins to upload it, while the batch is running."""
         self.last_appended()
         for part in self._parts:
             if part.upload is None:
@@ -107,7 +107,7 @@ class Changelog:
     def persist(self, after: SequenceNumber) -> tuple[SpooledSegment, ...]:
         """Returns the parts after a place, in order, for the group commit to make durable.
 
-        Ends the active part. Waits for an upload that is under way, so the part comes with its
+        Ends the active part. Waits for an upload in flight, so the part has its
         file. The group commit writes the others: also those whose upload has not begun, which will
         not begin any more, and those whose upload has failed.
 

@@ -106,8 +106,8 @@ def commit_group(group: Group, pool: FilePool) -> None:
     try:
         _write_and_acknowledge(group, pool, files)
     except RefusedError:
-        # Nothing was acknowledged. Cleanup may have condemned a file that was to go on; a run
-        # that was replaced is refused again.
+        # Nothing was acknowledged. Cleanup may have condemned a file that was to be continued;
+        # a run that was replaced is refused again.
         if not any(file.goes_on for file in files):
             raise
         _write_and_acknowledge(group, pool, new_files)
@@ -167,7 +167,7 @@ def _write_of(group: Group, file: PlannedFile, inside: Sequence[Owned]) -> FileW
 def changelog_target(
     manager: TaskManager, batch: BatchRef, checkpoint_id: int, subtask: int
 ) -> Target:
-    """Returns where a file with changelog of a subtask goes, of others too if merging is on."""
+    """Returns the path of a file with changelog of a subtask, of others too if merging is on."""
     plan = manager.plan
     path_of = partial(task_manager_file, plan.job_id, manager.tm_id)
     if not plan.settings.merging_enabled:

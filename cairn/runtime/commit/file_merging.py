@@ -21,7 +21,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFile:
-    """A physical file that may go on at its end, `size_bytes`, and whose segments are in it."""
+    """A physical file that may be continued at its end, `size_bytes`, and its subtasks."""
 
     file_id: str
     path: str
@@ -47,7 +47,7 @@ def plan_files(
 ) -> list[PlannedFile]:
     """Returns the files that hold the pieces, in order of pieces; open files first.
 
-    Without merging, each piece has a file of its own. With it, a piece goes to the first file that
+    Without merging, each piece has a file of its own. With it, a piece is in the first file that
     takes it: one below `max_file_bytes`, which a file may pass by its last piece (the limit is
     soft, as Flink's), and with fewer subtasks than `max_subtasks_per_file` or its own among them.
     """

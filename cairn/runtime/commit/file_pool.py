@@ -1,9 +1,9 @@
 """The files that one executor has open for writing at a time (FLIP-306 4.6).
 
 A slot is a locked file in the executor's directory, so it is free again when its holder dies. With
-`cairn.file-merging.across-checkpoint-boundary` a file at rest, which a later checkpoint may go on
-with, has a record beside its slot. Whoever goes on with it removes the record first and writes a
-new one after the ack, so that after any failure in between nobody goes on with it.
+`cairn.file-merging.across-checkpoint-boundary` a file at rest, which a later checkpoint may
+continue, has a record beside its slot. A commit that continues it removes the record first and
+writes a new one after the ack, so that after any failure in between nobody continues it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Slot:
     file: OpenFile | None
 
     def give_up(self) -> OpenFile | None:
-        """Keeps everybody from going on with the file at rest; returns it."""
+        """Keeps everybody from continuing the file at rest; returns it."""
         file, self.file = self.file, None
         self.record.unlink(missing_ok=True)
         return file
 
     def keep(self, file: OpenFile) -> None:
-        """Leaves a file, acknowledged up to its size, to be gone on with."""
+        """Leaves a file, acknowledged up to its size, to be continued."""
         write_whole(self.record, msgspec.msgpack.encode(file))
         self.file = file
 
@@ -89,13 +89,13 @@ class FilePool:
         return [slot.file for slot in self._slots.values() if slot.file is not None]
 
     def give_up(self, file: OpenFile) -> None:
-        """Keeps everybody from going on with a file."""
+        """Keeps everybody from continuing a file."""
         for slot in self._slots.values():
             if slot.file == file:
                 slot.give_up()
 
     def keep(self, files: Sequence[OpenFile]) -> None:
-        """Leaves files, acknowledged up to their size, to be gone on with where a slot is free."""
+        """Leaves files, acknowledged up to their size, to be continued where a slot is free."""
         if not self._keeps:
             return
         free = [slot for slot in self._slots.values() if slot.file is None]
@@ -117,7 +117,7 @@ class FilePool:
 def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | None:
     """Returns the place for a subtask's own file, until `held` closes.
 
-    None if files do not go on, or another process writes for the subtask.
+    None if files are not continued, or another process writes for the subtask.
 
     Raises:
         FencedError: a newer run has removed this run's directory.

@@ -2,7 +2,7 @@
 
 A task leaves its segment in the spool and a request beside it, then waits for the executor's lock.
 Whoever gets the lock takes every waiting request, its own among them, by locking the requests, and
-lets the executor's lock go: others may commit what has come since. What it has committed it makes
+releases the executor's lock: others may commit later requests. What it has committed it makes
 receipts. No daemon, and nothing to leak: locks die with their holder, and the next one finds the
 same requests.
 """

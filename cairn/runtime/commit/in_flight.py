@@ -1,7 +1,7 @@
-"""How much of an executor's uploads may be under way at once; who comes later waits (FLIP-158).
+"""How much of an executor's uploads may be in flight at once; later ones wait (FLIP-158).
 
 Each upload has a claim: a file named after its bytes, locked by its process for as long as it
-lasts. The lock dies with its process, so a claim whose lock can be had is a dead one's, and goes.
+lasts. The lock dies with its process, so a claim whose lock is free is a dead one's: it is removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Wait
     """Holds a share of what the executor may have in flight in a pool; waits for room for it.
 
     Room are `cairn.changelog.dstl.upload.max-in-flight` bytes and `…num-threads` uploads. An
-    upload that is larger than the limit gets all of it. Who came first goes first.
+    upload that is larger than the limit gets all of it. First in, first out.
 
     Raises:
         FencedError: a newer run has removed the directory.

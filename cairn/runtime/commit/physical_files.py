@@ -20,7 +20,7 @@ from cairn.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class FileWrite:
-    """Bytes for a new physical file, or for the end of one that goes on."""
+    """Bytes for a new physical file, or for the end of a continued one."""
 
     target: Target
     parts: Callable[[], Sequence[bytes]]
@@ -42,7 +42,7 @@ def write_files(
 
     Raises:
         FencedError: a newer run has begun a batch.
-        RefusedError: a file to go on with does not end where it should.
+        RefusedError: a file to continue does not end where it should.
         StoreFailedError, BadInputError: see `cairn.runtime.commit.uploads.upload`.
     """
     new = [write.target for write in writes if write.goes_on is None]

@@ -2,7 +2,7 @@
 
 A hedge is a second request for the same bytes while the first one runs, sent when that one takes
 longer than most have lately (FLIP-158, "Request hedging"; Dean and Barroso, "The tail at scale").
-The delay is a quantile of what was observed, and a budget bounds how many there are, so that a
+The delay is a quantile of the observed latencies, and a budget bounds how many there are, so that a
 store that is slow for everybody does not get twice the load.
 """
 
@@ -42,9 +42,9 @@ class Kind(StrEnum):
 
     FIRST = "first"
     HEDGE = "hedge"
-    """The first one takes longer than most; it goes on."""
+    """The first one takes longer than most; it is not cancelled."""
     RETRY = "retry"
-    """The one before failed, or has timed out and goes on."""
+    """The one before failed, or has timed out and is not cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def next_step(
 
 @dataclass(slots=True)
 class History:
-    """What the uploads of an executor were like lately, and what they may still spend on hedges.
+    """The latest uploads of an executor, and the remaining budget for hedges.
 
     `latencies_ms` has, by size class, one latency per upload, the newest last: of the first
     request, or how long it had run when another one won. `failed_uploads` are those that failed

@@ -160,7 +160,7 @@ class _Upload:
         raise errors[-1]
 
     def _send(self, kind: Kind) -> None:
-        """Sends a request under an intent of its own, unless an answer has come meanwhile."""
+        """Sends a request under an intent of its own, unless an answer has arrived meanwhile."""
         is_first = kind is Kind.FIRST
         intent = self._first
         if not is_first:
@@ -234,7 +234,7 @@ class _Upload:
 
 
 class _History:
-    """What the executor's uploads were like, in a file: its tasks are processes that end."""
+    """Statistics of the executor's uploads, in a file: its tasks are processes that end."""
 
     def __init__(self, manager: TaskManager, pool: str) -> None:
         self._manager = manager
@@ -248,7 +248,7 @@ class _History:
             return History()
 
     def change(self, work: Callable[[History], T]) -> T:
-        """Returns what `work` returns, and keeps what it makes of the history."""
+        """Returns the result of `work`, and keeps its changes of the history."""
         with self._manager.lock(self._name):
             history = self.read()
             result = work(history)

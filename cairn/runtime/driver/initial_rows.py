@@ -39,9 +39,9 @@ def pack(rows: DataFrame, initial: DataFrame) -> DataFrame:
 def write_initial_rows(
     plan: RunPlan, operator: Operator, routed: DataFrame
 ) -> Sequence[InitialRows]:
-    """Writes initial state rows to the job's storage, in a Spark job; returns what it wrote.
+    """Writes initial state rows to the job's storage, in a Spark job; returns the files.
 
-    `routed` comes from `cairn.runtime.driver.routing.route`.
+    `routed` is the result of `cairn.runtime.driver.routing.route`.
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

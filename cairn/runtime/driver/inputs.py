@@ -1,4 +1,4 @@
-"""What is known of an operator's input DataFrames: their rows, and their event time."""
+"""An operator's input DataFrames: their rows, and their event time."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _event_time_field(df: DataFrame, job: str) -> StructField | None:
     if _WATERMARK_JOB not in fields[0].metadata and _watermarks(df) > 1:
         raise BadInputError(
             "this DataFrame has several withWatermark, whose least counts, but after a union or a "
-            "join rows do not tell which input they came from. Give the inputs as a list: "
+            "join rows do not say which input they are from. Give the inputs as a list: "
             "job.groupBy([first, second], …)",
             job=job,
         )

@@ -23,14 +23,14 @@ class Job:
     """A named stateful operator with its own state, storage root and key groups.
 
     Args:
-        name: what the job is called in the metastore; one running query per name.
+        name: the job's name in the metastore; one running query per name.
         storage: `s3://bucket/prefix`, `file:///directory` or a path.
         metastore: a SQLAlchemy URL of a migrated PostgreSQL, or `embedded:<directory>`.
         parallelism: how many subtasks the operator has, 1 to `cairn.max-parallelism`.
         options: `cairn.…` keys, see `cairn.settings`.
         restore_from: the URL of a manifest, `…/chk-<n>/_metadata`, whose state a job without any
             starts from, at any parallelism. The source is copied and stays as it is. A job that
-            has state goes on from that.
+            has state continues from that.
 
     Raises:
         BadInputError: a value is unknown, of the wrong type or out of its range.
@@ -117,7 +117,7 @@ class GroupedData:
         initialState: object = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """Returns what the processor yields, as rows. Signature and meaning are PySpark's.
+        """Returns the processor's output as rows. Signature and meaning are PySpark's.
 
         On a stream it registers a run of the job: what is built here fences older runs of it once
         its first batch begins. On a batch DataFrame nothing is registered and no state is kept.
@@ -125,7 +125,7 @@ class GroupedData:
         Args:
             statefulProcessor: takes rows of class Row.
             outputStructType: of the rows it yields; a StructType or DDL text.
-            outputMode: Append or Update; both give what the processor yields.
+            outputMode: Append or Update; both give the processor's output.
             timeMode: None, ProcessingTime or EventTime.
             initialState: a batch DataFrame grouped by the same key, by `job.groupBy` or Spark's
                 own `groupBy`; the first batch hands its rows to `handleInitialState`.
@@ -154,7 +154,7 @@ class GroupedData:
         initialState: object = None,
         eventTimeColumnName: str = "",
     ) -> DataFrame:
-        """Returns what the processor yields, as pandas frames; otherwise as transformWithState."""
+        """Returns the output of a processor of pandas frames; otherwise as transformWithState."""
         return self._transform(
             statefulProcessor,
             outputStructType,

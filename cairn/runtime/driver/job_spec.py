@@ -1,4 +1,4 @@
-"""What a user says of a job, checked: all that building its plan needs."""
+"""A user's description of a job, checked: everything that building its plan needs."""
 
 from __future__ import annotations
 

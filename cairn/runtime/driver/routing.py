@@ -22,7 +22,7 @@ def with_key_hash(
 ) -> DataFrame:
     """Returns the rows with the hash of their key as a column.
 
-    With `heartbeat`, a row whose hash is null comes once a second, so that there are batches, in
+    With `heartbeat`, there is a row whose hash is null once a second, so that there are batches, in
     which timers fire, while the source is idle.
     """
     rows = df.withColumn(KEY_HASH_COLUMN, F.hash(*[F.col(f"`{name}`") for name in key_columns]))

@@ -27,7 +27,7 @@ from cairn.state.entries import PREFIX_HEAD_BYTES, key_group_bounds, split
 from cairn.state.view import DELETE, PUT, Changes
 
 MAP_SIZE_BYTES = 1 << 36
-"""Most local state of one subtask. Address space, not disk: the file grows with what is in it."""
+"""Most local state of one subtask. Address space, not disk: the file grows with its content."""
 
 _KEY_FORM = "3"
 """Of how keys are stored, see `_stored_key`. Another one is not readable by this code."""
@@ -60,7 +60,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """About how many bytes a restore of a subtask would read: its bases, and what is on top."""
+    """About how many bytes a restore of a subtask would read: its bases, and those on top."""
 
     base_bytes: int = 0
     change_bytes: int = 0
@@ -98,7 +98,7 @@ class LocalStore:
 
     @contextmanager
     def write(self) -> Iterator[LocalWriter]:
-        """Yields the one writer; what it did becomes visible at once, or not at all."""
+        """Yields the one writer; its changes become visible at once, or not at all."""
         self._env.reader_check()
         try:
             with self._env.begin(write=True) as transaction:

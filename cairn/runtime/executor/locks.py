@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from cairn.errors import StorageError
 
 DEADLINE_S = 600.0
-"""What a holder does at most takes less: its uploads and its transactions have timeouts."""
+"""A holder takes less at most: its uploads and its transactions have timeouts."""
 LONG_WAIT_S = 1.0
 _PAUSE_RANGE_S = (0.002, 0.05)
 _PAUSE_SHARE = 0.1
@@ -45,7 +45,7 @@ def lock(file: Path) -> Iterator[None]:
 def try_lock(file: Path, held: ExitStack) -> int | None:
     """Locks a file until `held` closes, and returns its descriptor.
 
-    None if another has it locked, or it is gone.
+    None if another has it locked, or it does not exist.
     """
     with ExitStack() as mine, suppress(FileNotFoundError, BlockingIOError):
         descriptor = os.open(file, os.O_RDWR)
@@ -58,7 +58,7 @@ def try_lock(file: Path, held: ExitStack) -> int | None:
 
 
 def is_free(file: Path) -> bool:
-    """Tells whether nobody has a file locked. One that is gone is free."""
+    """Tells whether nobody has a file locked. A missing one is free."""
     try:
         with file.open("rb+") as opened:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -70,7 +70,7 @@ def is_free(file: Path) -> bool:
 
 
 def wait_for_lock(file: Path) -> None:
-    """Returns once nobody has the file locked, or it is gone.
+    """Returns once nobody has the file locked, or it is removed.
 
     Raises:
         StorageError: another process has held it for `DEADLINE_S`.
@@ -144,8 +144,8 @@ def _wait(descriptor: int, file: Path) -> None:
         except Empty:
             raise StorageError(
                 f"waited {DEADLINE_S:.0f} s for a lock that process {_holders(descriptor)} holds. "
-                "It should hold it for much less; look what it waits for, or end it: its lock is "
-                "free then, and what it did is done again",
+                "It should hold it for much less; find out what it waits for, or end it: its lock "
+                "is free then, and its work is done again",
                 file=str(file),
             ) from None
     if error is not None:

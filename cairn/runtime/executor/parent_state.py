@@ -40,7 +40,7 @@ def parent_state(
 
     Raises:
         FencedError: a newer run, or a later batch, has moved the local state on.
-        CorruptSegmentError: a segment's bytes are not what was written.
+        CorruptSegmentError: a segment's bytes are not those that were written.
         StorageError, MetastoreError: a segment cannot be read, or not be found out.
     """
     wanted = NOTHING if start.parent is None else _position_of(start.parent)

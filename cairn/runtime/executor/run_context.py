@@ -1,4 +1,4 @@
-"""What the driver tells every task about the run that it belongs to.
+"""The run that a task belongs to, as the driver describes it to every task.
 
 Without Spark, so that a process that only materializes starts quickly.
 """

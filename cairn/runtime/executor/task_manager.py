@@ -1,7 +1,7 @@
 """The directory that all tasks of one executor share: its lock, its spool, its begun batch.
 
-A task manager (TM) is one Spark executor in one run. Its tasks are processes that come and go, so
-what they share is files, and what guards them is a file lock, which dies with its holder.
+A task manager (TM) is one Spark executor in one run. Its tasks are processes that start and end, so
+they share files, and a file lock guards them, which is released when its holder dies.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TaskManager:
 
 @contextmanager
 def fenced_if_removed(path: Path) -> Iterator[None]:
-    """Raises FencedError where a file's directory is gone: newer runs remove older ones'."""
+    """Raises FencedError where a file's directory does not exist: newer runs remove older ones'."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
-"""The net changes since a base: what some changelog comes to, without what was overwritten in it.
+"""The net changes since a base: the result of some changelog, without overwritten values.
 
 An increment holds, for every entry that the changelog touches, the value that it has in a snapshot
-taken after it, or that it is gone. So it is right in place of any part of that changelog.
+taken after it, or its deletion. So it may replace any part of that changelog.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def touched_by(changes: Iterable[Changes]) -> dict[int, set[tuple[bytes, bool]]]
 def net_changes(reader: LocalReader, touched: Collection[tuple[bytes, bool]]) -> Changes:
     """Returns what brings any older state of the touched entries to that of the snapshot, by key.
 
-    A deleted prefix comes with all that the snapshot has under it.
+    A deleted prefix is followed by all entries that the snapshot has under it.
     """
     rows = sorted(_net_changes(reader, touched), key=lambda row: (row[1], row[0] != DELETE_PREFIX))
     return Changes(*map(list, zip(*rows, strict=True))) if rows else Changes([], [], [])

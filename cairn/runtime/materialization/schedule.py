@@ -1,7 +1,7 @@
 """Materialization off the batch path: a process of its own, started by the task that finds it due.
 
 It is not the task's own process, because that would share Python's interpreter lock with the next
-batch. It belongs to the executor's process group, so it goes when the executor does.
+batch. It belongs to the executor's process group, so it ends with the executor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cairn.storage import open_store
 from metastore.enums import SegmentKind
 
 LIGHT_BYTES = 64 << 20
-"""What a restore may read on top of bases of any size: no reason to materialize before its time."""
+"""Bytes that a restore may read on top of bases of any size without an early materialization."""
 TIMES_AS_OFTEN = 10
 """As the interval says, a subtask is materialized where more than `FULL_FROM_SHARE` is on top."""
 
@@ -55,7 +55,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a materializing process is told, on its standard input."""
+    """The order to a materializing process, on its standard input."""
 
     plan: RunPlan
     executor_root: str
@@ -66,10 +66,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How the materializations of a subtask went on this executor in this run."""
+    """The results of the materializations of a subtask on this executor in this run."""
 
     done_ms: int = 0
-    """The order's time of the last one that went well, even if there was nothing to write."""
+    """The order's time of the last successful one, even if there was nothing to write."""
     failures: int = 0
     """In a row, since then."""
     error: str = ""
@@ -201,7 +201,7 @@ def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
 
 
 def carry_out(order: Order, drawn: Drawn = iter) -> None:
-    """Materializes a subtask and records how it went, here and in the metastore."""
+    """Materializes a subtask and records the result, here and in the metastore."""
     manager = TaskManager(order.plan, order.executor_root)
     before, after = _progress(manager, order.subtask), Progress(done_ms=order.now_ms)
     made, error, materialization_id = None, None, uuid.uuid4()
@@ -231,7 +231,7 @@ def carry_out(order: Order, drawn: Drawn = iter) -> None:
 
 
 def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
-    """Records what is left for a restore to read, with what came since the snapshot."""
+    """Records the bytes that a restore has to read, with those since the snapshot."""
     with local.write() as writer:
         position, now = writer.reader.position(), writer.reader.weight()
         since_bytes = now.change_bytes - before.change_bytes

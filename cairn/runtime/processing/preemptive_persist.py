@@ -1,7 +1,7 @@
-"""When what a batch has changed so far is worth an upload of its own (pre-emptive persist).
+"""When the changes of a batch so far are worth an upload of their own (pre-emptive persist).
 
 Changes are not counted one by one, which would cost every call of a processor. Their size is looked
-at between keys, and the next look comes when they may be enough by what a key has changed so far.
+at between keys, and again when they may be enough by the mean of a key's changes so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cairn.state.view import Changes, Overlay
 T = TypeVar("T")
 
 LEAST_SHARE = 0.25
-"""What is handed over at a time, at least, as a share of all that was before.
+"""The least that is handed over at a time, as a share of all changes before.
 
 Finding out what is new walks all that a batch has changed. With this, all walks together cost a
 constant per change, and a batch has tens of parts, however much it changes.
@@ -34,7 +34,7 @@ class Log(Protocol):
         ...
 
     def preempt(self) -> None:
-        """Begins to make what was added durable."""
+        """Begins to make the added changes durable."""
         ...
 
 
@@ -59,7 +59,7 @@ class Pacing:
             yield from islice(items, self._allowed)
 
     def _look(self) -> None:
-        """Hands over what is enough; sets how many items besides one come before the next look."""
+        """Hands over enough changes; sets how many items besides one are before the next look."""
         self._items += 1 + self._allowed
         self._items_since += 1 + self._allowed
         size_bytes = self._overlay.size_bytes

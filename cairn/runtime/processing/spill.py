@@ -86,7 +86,7 @@ class SpillFile:
 
 
 class Output:
-    """What a task yields once its changes are acknowledged, on disk where it is big."""
+    """The output of a task until its changes are acknowledged, on disk where it is big."""
 
     def __init__(self, spill: SpillDirectory, memory_bytes: int) -> None:
         self._spill = spill
@@ -107,7 +107,7 @@ class Output:
             self._batches, self._size_bytes = [], 0
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yields all batches in the order they came."""
+        """Yields all batches in the order of their arrival."""
         if self._file is not None:
             self._file.close()
             yield from self._file.read()

@@ -1,6 +1,6 @@
 """A task's input: counted, cleared of late rows, split by subtask, and on disk where it is big.
 
-Rows are kept in memory up to `cairn.task.memory-size`. Beyond, they go to files by the hash of
+Rows are kept in memory up to `cairn.task.memory-size`. Beyond, files hold them by the hash of
 their key, again and again until each file fits, so that every key is processed whole in bounded
 memory; the rows of a key that is larger than that are streamed from their file.
 """
@@ -101,7 +101,7 @@ class Intake:
                 bucket.file.close()
 
     def given(self, subtask: int) -> Input:
-        """Returns what a subtask was given. The latest event time is the task's."""
+        """Returns the counts of a subtask's input. The latest event time is the task's."""
         return Input(self._rows[subtask], self._late_rows[subtask], tuple(self._max_event_ms))
 
     def parts(self, subtask: int) -> Iterator[Part]:

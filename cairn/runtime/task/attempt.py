@@ -34,7 +34,7 @@ class Worked:
     lists: tuple[SpooledSegment, ...] = ()
 
     def part(self) -> SubtaskPart:
-        """Returns what is to be acknowledged; waits for an early upload that is under way.
+        """Returns the segments to acknowledge; waits for an early upload in flight.
 
         Raises:
             CairnError: see `Changelog.persist`.
@@ -52,7 +52,7 @@ class Worked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What all steps of an attempt need. `early` uploads parts while their batch goes on."""
+    """What all steps of an attempt need. `early` uploads parts while their batch is running."""
 
     manager: TaskManager
     store: ObjectStore
@@ -88,7 +88,7 @@ class Attempt:
         return self.spool(log, overlay, given, restore_ms)
 
     def open_log(self, subtask: int) -> Changelog:
-        """Returns the log of a subtask whose local state is the parent's: what led there goes."""
+        """Returns the log of a subtask whose local state is the parent's, truncated up to there."""
         checkpoint_id = self.start.checkpoint_id
         attempt = AttemptRef(
             manager=self.manager,

@@ -47,7 +47,7 @@ def unpack(
 def write_partition(
     plan: RunPlan, operator: Operator, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[InitialRows]:
-    """Writes one partition's initial state rows to the job's storage; yields what it wrote."""
+    """Writes one partition's initial state rows to the job's storage; yields the files."""
     context = TaskContext.get()
     if context is None:
         raise RefusedError("initial state is written in Spark tasks only", job=plan.job)

@@ -18,7 +18,7 @@ from metastore.enums import SegmentKind
 class ParentLists:
     """The operator lists of an attempt's parent, which each of its subtasks takes over.
 
-    Within a run, a subtask goes on with its own. The first batch of a run redistributes what the
+    Within a run, a subtask keeps its own. The first batch of a run redistributes what the
     subtasks of the parent had: for that it reads their segments, once for all subtasks of the task.
     Again for the same parent and parallelism, it gives the same.
     """
@@ -29,12 +29,12 @@ class ParentLists:
         self._of_all: dict[int, Lists] | None = None
 
     def of(self, subtask: int) -> Lists:
-        """Returns what a subtask starts the batch with, for the batch to change.
+        """Returns the lists of a subtask at the begin of the batch, for the batch to change.
 
         Ask before the subtask runs: that takes the parent's segments out of the spool.
 
         Raises:
-            CorruptSegmentError: a segment's bytes are not what was written.
+            CorruptSegmentError: a segment's bytes are not those that were written.
             StorageError: a segment cannot be read.
         """
         parent, plan = self._attempt.start.parent, self._plan

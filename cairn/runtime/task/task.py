@@ -140,7 +140,7 @@ def run_batch_task(
 ) -> Iterator[pa.RecordBatch]:
     """Processes one partition of a batch DataFrame, all at once and from no state.
 
-    What state it makes lives in memory until the partition is done, and is gone then, as Spark's.
+    Its state lives in memory until the partition is done, and is dropped then, as Spark's.
     """
     one_group = subtasks_by_key_group(1, 1)
     times = BatchTimes()
