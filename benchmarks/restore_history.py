@@ -33,10 +33,10 @@ from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.driver.build_plan import struct
 from cairn.runtime.executor.parent_state import parent_state
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.write import materialize
-from cairn.runtime.processing.task_input import Input
+from cairn.runtime.processing.task_input import InputCounts
 from cairn.runtime.task.attempt import Attempt
 from cairn.savepoints.write_manifest import pin
 from cairn.settings import Settings
@@ -74,7 +74,7 @@ class History:
     """
 
     name: str
-    plan: RunPlan
+    plan: RunContext
     next_batch: int
     entries: int
     digest: int
@@ -148,7 +148,9 @@ class _Writer:
                 self._digest = self._digest + digest_of(key, value) & _MASK
         attempt.commit(
             [
-                attempt.spool(attempt.open_log(subtask), overlay, Input(rows=len(overlay.pending)))
+                attempt.spool(
+                    attempt.open_log(subtask), overlay, InputCounts(rows=len(overlay.pending))
+                )
                 for subtask, overlay in enumerate(overlays)
             ]
         )
@@ -195,7 +197,7 @@ class _Writer:
 
 def _register(
     name: str, parallelism: int, storage: str, metastore_url: str, settings: Settings
-) -> tuple[RunPlan, TupleCodec, int]:
+) -> tuple[RunContext, TupleCodec, int]:
     """Registers the run as the plan of `Latest` does; returns its codec of values and state id."""
     handle = DeclaringHandle(lambda schema: struct(schema).jsonValue(), TimeMode.NONE)
     Latest().init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
@@ -213,7 +215,7 @@ def _register(
     )
     catalog = Catalog(metastore_url)
     run = catalog.run("registering a run", lambda c: register_run(c, registration))
-    plan = RunPlan(
+    plan = RunContext(
         job=name,
         job_id=run.job_id,
         run_id=str(registration.run_id),

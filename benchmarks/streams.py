@@ -23,7 +23,7 @@ from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
 from cairn.catalog.catalog import Catalog
 from cairn.runtime.driver.routing import route, task_slots, with_key_hash
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.settings import Settings
 
 
@@ -162,7 +162,7 @@ class Stream:
 def _pass_through(rows: DataFrame, parallelism: int) -> DataFrame:
     """Returns the rows by way of Cairn's plan with nothing in it: the least it can cost."""
     names = rows.columns
-    plan = RunPlan(
+    plan = RunContext(
         job="floor",
         job_id="floor",
         run_id="floor",

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.storage import open_store
 
 
-def rows(plan: RunPlan, statement: str, **values: Any) -> list[Any]:
+def rows(plan: RunContext, statement: str, **values: Any) -> list[Any]:
     """Returns the rows of a statement, of which each has one column or is a tuple."""
     bound = {"job": plan.job_id, **values}
     needed = {name: value for name, value in bound.items() if f":{name}" in statement}
@@ -19,7 +19,7 @@ def rows(plan: RunPlan, statement: str, **values: Any) -> list[Any]:
     return [row[0] if len(row) == 1 else row for row in found]
 
 
-def files(plan: RunPlan, status: str = "SEALED") -> list[tuple[str, int, int]]:
+def files(plan: RunContext, status: str = "SEALED") -> list[tuple[str, int, int]]:
     """Returns path below the job's root, size and live segments of files, oldest first.
 
     The size of one that was never sealed is given as -1.
@@ -33,14 +33,14 @@ def files(plan: RunPlan, status: str = "SEALED") -> list[tuple[str, int, int]]:
     return [(path.removeprefix(f"{plan.job_id}/"), size, live) for path, size, live in found]
 
 
-def objects(plan: RunPlan) -> dict[str, int]:
+def objects(plan: RunContext) -> dict[str, int]:
     """Returns the sizes of the job's objects by path below the job's root."""
     prefix = f"{plan.job_id}/"
     found = open_store(plan.storage).list(prefix)
     return {stored.path.removeprefix(prefix): stored.size_bytes for stored in found}
 
 
-def directories(plan: RunPlan) -> dict[str, str]:
+def directories(plan: RunContext) -> dict[str, str]:
     """Returns the status of the job's directories by path below the job's root."""
     found = rows(plan, "SELECT path, status FROM cairn.directories WHERE job_id = :job")
     return {path.removeprefix(f"{plan.job_id}/"): status for path, status in found}

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.storage.posix import PosixStore
 from metastore.enums import CheckpointStatus
 from tests.runtime.file_rows import files, objects, rows
@@ -25,11 +25,11 @@ class Stream:
     url: str
     storage: str
     local_dir: str
-    plan: RunPlan = field(init=False)
+    plan: RunContext = field(init=False)
     batches: int = 0
     attempts: int = 0
 
-    def restart(self, parallelism: int = SUBTASKS, **options: object) -> RunPlan:
+    def restart(self, parallelism: int = SUBTASKS, **options: object) -> RunContext:
         keys = {f"cairn.file-merging.{name.replace('_', '-')}": v for name, v in options.items()}
         keys["cairn.changelog.dstl.upload.retry-policy"] = "none"  # what fails is to be seen
         self.plan = new_run(
@@ -74,7 +74,7 @@ class Stream:
             assert stored[path] == size_bytes or (may_be_torn and stored[path] > size_bytes)
 
 
-def subtasks_by_file(plan: RunPlan) -> list[list[int]]:
+def subtasks_by_file(plan: RunContext) -> list[list[int]]:
     return rows(
         plan,
         "SELECT array_agg(DISTINCT subtask ORDER BY subtask) FROM cairn.segments"

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from cairn.catalog.catalog import Catalog
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.state.entries import entry_prefix
@@ -70,7 +70,7 @@ class Checked(RuleBasedStateMachine):
     """
 
     url: ClassVar[str]
-    plan: RunPlan
+    plan: RunContext
     next_batch: int
     origin: History
     savepoints: dict[str, History]

@@ -18,10 +18,10 @@ from cairn.keygroups import KeyGroupRange, range_of
 from cairn.manifest import Manifest
 from cairn.runtime.commit.group_commit import ask, commit
 from cairn.runtime.executor.parent_state import parent_state
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.write import FULL_FROM_SHARE, materialize
-from cairn.runtime.processing.task_input import Input
+from cairn.runtime.processing.task_input import InputCounts
 from cairn.runtime.task.attempt import Attempt
 from cairn.runtime.task.operator_lists import ParentLists, spool_lists
 from cairn.segments.snapshot import snapshot
@@ -54,7 +54,7 @@ def new_run(
     states: Sequence[StateDeclaration] = (),
     deleted: Sequence[str] = (),
     origin: Manifest | None = None,
-) -> RunPlan:
+) -> RunContext:
     """Registers a run of a job, a new one to be restored if `origin` is given; returns its plan."""
     settings = replace(
         Settings.from_options(options or {}),
@@ -92,17 +92,17 @@ def new_run(
     )
 
 
-def plan_of(facts: Mapping[str, Any]) -> RunPlan:
+def plan_of(facts: Mapping[str, Any]) -> RunContext:
     """Returns a plan from what `facts_of` gives."""
     made = {
         "catalog": Catalog(facts["metastore"]),
         "settings": Settings(**facts["settings"]),
         "tasks": facts["parallelism"],
     }
-    return RunPlan(**{**{k: v for k, v in facts.items() if k != "metastore"}, **made})
+    return RunContext(**{**{k: v for k, v in facts.items() if k != "metastore"}, **made})
 
 
-def facts_of(plan: RunPlan) -> dict[str, Any]:
+def facts_of(plan: RunContext) -> dict[str, Any]:
     """Returns what tells a plan from others, as JSON values."""
     names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage")
     lists = {"split_lists": plan.split_lists, "union_lists": plan.union_lists}
@@ -127,7 +127,7 @@ class AtOnce(Executor):
 class Task:
     """One attempt of one subtask at one batch on one executor."""
 
-    plan: RunPlan
+    plan: RunContext
     executor: str
     batch_id: int
     subtask: int
@@ -177,7 +177,7 @@ class Task:
                     self.write(overlay, KeyGroupRange(group, group + 1))
                     log.append(overlay.take())
                     log.preempt()
-            worked = attempt.spool(log, overlay, Input(rows=1))
+            worked = attempt.spool(log, overlay, InputCounts(rows=1))
             if self.change_lists is not None:
                 self.change_lists(self.subtask, lists)
                 worked = spool_lists(attempt, worked, lists)
@@ -203,12 +203,12 @@ def run_together(tasks: Sequence[Task]) -> None:
         assert list(steps) == ["acknowledged"]
 
 
-def on_host(plan: RunPlan, local_dir: str) -> RunPlan:
+def on_host(plan: RunContext, local_dir: str) -> RunContext:
     """Returns the plan as the executors of a host with its own local directory have it."""
     return replace(plan, settings=replace(plan.settings, local_dir=local_dir))
 
 
-def read_back(plan: RunPlan, checkpoint_id: int, groups: KeyGroupRange = EVERYTHING) -> Any:
+def read_back(plan: RunContext, checkpoint_id: int, groups: KeyGroupRange = EVERYTHING) -> Any:
     """Returns a checkpoint's state in some key groups, from the metastore and storage alone."""
     handles = plan.catalog.run(
         "reading a checkpoint", lambda c: segments_at(c, plan.job_id, checkpoint_id, groups)

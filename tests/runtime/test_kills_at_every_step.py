@@ -20,7 +20,7 @@ from sqlalchemy import text
 
 from cairn.catalog.job.segments import segments_at
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.materialization.schedule import Order
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
@@ -66,7 +66,9 @@ class Query:
         self.restart()
 
     def restart(self) -> None:
-        self.plan: RunPlan = new_run(self.url, self.storage, self.local_dir, options=self.options)
+        self.plan: RunContext = new_run(
+            self.url, self.storage, self.local_dir, options=self.options
+        )
 
     def batch(self) -> int:
         """Runs a batch; returns its checkpoint."""
@@ -209,7 +211,7 @@ def test_a_materialization_killed_at_any_step_is_done_by_the_next(
     def order() -> bytes:
         batch = query.plan.batch(QUERY, query.batches - 1)
         return msgspec.msgpack.encode(
-            Order(plan=query.plan, executor_root=killed.EXECUTOR, batch=batch, subtask=0, now_ms=1)
+            Order(run=query.plan, executor_root=killed.EXECUTOR, batch=batch, subtask=0, now_ms=1)
         )
 
     def start(number: int) -> str:

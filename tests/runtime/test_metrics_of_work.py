@@ -47,7 +47,7 @@ def materialize(stream: Stream, subtask: int) -> None:
     batch = stream.plan.batch(QUERY, stream.batches - 1)
     carry_out(
         Order(
-            plan=stream.plan,
+            run=stream.plan,
             executor_root="executor",
             batch=batch,
             subtask=subtask,

@@ -31,7 +31,7 @@ from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest
 from cairn.runtime.executor import local_store
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.savepoints.start_from_manifest import restore
@@ -285,7 +285,7 @@ class Protocol(Checked):
                 connection.execute(text(statement), {"job": self.plan.job_id})
         cleanup_job(Catalog(self.url), self.job)
 
-    def on(self, host: str) -> RunPlan:
+    def on(self, host: str) -> RunContext:
         return on_host(self.plan, str(self.root / f"host-{host}-{self.hosts[host]}"))
 
     def task(self, subtask: int, executor: tuple[str, str], materializes: bool) -> Task:

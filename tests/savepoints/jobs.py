@@ -15,7 +15,7 @@ from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.catalog.savepoints.pins import Pinned
 from cairn.layout import manifest_file
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
 from cairn.savepoints.manifest_files import Origin, read_manifest
@@ -46,7 +46,7 @@ class Query:
     local_dir: str
     job: str = "words"
     interval: int = 0
-    plan: RunPlan = field(init=False)
+    plan: RunContext = field(init=False)
     run: RegisteredRun = field(init=False)
     attempts: int = 0
 
@@ -69,8 +69,8 @@ class Query:
             states=[],
         )
 
-    def plan_of(self, registration: Registration, run: RegisteredRun) -> RunPlan:
-        return RunPlan(
+    def plan_of(self, registration: Registration, run: RegisteredRun) -> RunContext:
+        return RunContext(
             job=self.job,
             job_id=run.job_id,
             run_id=str(registration.run_id),

@@ -35,9 +35,9 @@ from pyspark.sql.types import (
 from cairn.errors import BadInputError
 from cairn.runtime.processing import rows as rows_module
 from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN
-from cairn.runtime.processing.processor_io import RowForm, RowsOfKey
+from cairn.runtime.processing.processor_io import RowIO, RowsOfKey
 from cairn.runtime.processing.rows import rows_to_batch
-from cairn.runtime.processing.task_input import Part
+from cairn.runtime.processing.task_input import KeyedRows
 
 
 def make(
@@ -59,8 +59,8 @@ def grouped(table: pa.Table, keys: list[str], schema: StructType) -> list[Any]:
 
 def by_key(table: pa.Table, keys: list[str], schema: StructType) -> Iterator[RowsOfKey]:
     columns = [(name, schema[name].dataType) for name in keys]
-    form = RowForm(schema, lambda batch: None)
-    return form.by_key(Part([table], is_one_key=False), columns, schema)
+    form = RowIO(schema, lambda batch: None)
+    return form.by_key(KeyedRows([table], is_one_key=False), columns, schema)
 
 
 def test_rows_come_by_key_in_order_of_arrival_with_their_keys_hash() -> None:

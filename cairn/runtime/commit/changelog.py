@@ -1,8 +1,9 @@
-"""The changelog of one subtask in one attempt: parts with sequence numbers (FLIP-158, "API").
+"""The changelog of one subtask in one attempt: segments with sequence numbers (FLIP-158, "API").
 
-A part is a segment of its own, a file in the executor's spool until the next batch has read it. So
-whoever asks for what comes after a number, or before it, never gets half a part. What is durable
-are files in storage: those of the group commit, or a part's own if it was uploaded early.
+A segment is a file in the executor's spool until the next batch has read it. So
+whoever asks for what comes after a number, or before it, never gets half a segment. What is
+durable are files in storage: those of the group commit, or a segment's own if it was uploaded
+early.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from metastore.enums import SegmentKind
 
 @dataclass(frozen=True, slots=True, order=True)
 class SequenceNumber:
-    """A place in a subtask's changelog: after so many parts of an attempt's for a checkpoint.
+    """A place in a subtask's changelog: after so many segments of an attempt's for a checkpoint.
 
     All places of a checkpoint are before those of the next one.
     """
@@ -49,16 +50,16 @@ class AttemptRef:
 
 
 @dataclass(slots=True)
-class _Part:
+class _Segment:
     segment: SpooledSegment
     upload: Future[Uploaded] | None = None
 
 
 class Changelog:
-    """What one attempt changes in one subtask, in parts. Not for several threads.
+    """What one attempt changes in one subtask, in segments. Not for several threads.
 
-    `uploads` runs the uploads of parts before the batch ends. Once it is shut down, those that have
-    not begun are left to whoever runs the batch again.
+    `uploads` uploads segments before the batch ends. Once it is shut down, those that have not
+    begun are left to whoever runs the batch again.
 
     Raises, each of its methods:
         FencedError: a newer run has removed this run's directory.
@@ -71,7 +72,7 @@ class Changelog:
         self._attempt = attempt
         self._uploads = uploads
         self._active: list[Changes] = []
-        self._parts: list[_Part] = []
+        self._segments: list[_Segment] = []
         self._spool = Spool(
             manager=attempt.manager,
             checkpoint_id=attempt.checkpoint_id,
@@ -83,31 +84,31 @@ class Changelog:
             self._directory.mkdir(exist_ok=True)
 
     def append(self, changes: Changes) -> None:
-        """Adds changes to the active part, in memory. They are lost if the process ends."""
+        """Adds changes to the active segment, in memory. They are lost if the process ends."""
         if changes.keys:
             self._active.append(changes)
 
     def last_appended(self) -> SequenceNumber:
-        """Ends the active part, which is spooled, and returns the place after it.
+        """Ends the active segment, which is spooled, and returns the place after it.
 
-        A part that is empty does not end, so two calls in a row return the same.
+        A segment that is empty does not end, so two calls in a row return the same.
         """
         if self._active:
             changes, self._active = _by_key_group(self._active), []
-            self._parts.append(_Part(self._keep(changes)))
-        return replace(self.start, number=len(self._parts))
+            self._segments.append(_Segment(self._keep(changes)))
+        return replace(self.start, number=len(self._segments))
 
     def preempt(self) -> None:
-        """Ends the active part and begins to upload it, while the batch is running."""
+        """Ends the active segment and begins to upload it, while the batch is running."""
         self.last_appended()
-        for part in self._parts:
-            if part.upload is None:
-                part.upload = self._uploads.submit(self._upload, part.segment)
+        for each in self._segments:
+            if each.upload is None:
+                each.upload = self._uploads.submit(self._upload, each.segment)
 
     def persist(self, after: SequenceNumber) -> tuple[SpooledSegment, ...]:
-        """Returns the parts after a place, in order, for the group commit to make durable.
+        """Returns the segments after a place, in order, for the group commit to make durable.
 
-        Ends the active part. Waits for an upload in flight, so the part has its
+        Ends the active segment. Waits for an upload in flight, so that segment has its
         file. The group commit writes the others: also those whose upload has not begun, which will
         not begin any more, and those whose upload has failed.
 
@@ -116,18 +117,18 @@ class Changelog:
             OutcomeUnknownError: its thread died.
         """
         self.last_appended()
-        parts = self._parts[after.number if after > self.start else 0 :]
-        is_left = [part.upload is None or part.upload.cancel() for part in parts]
+        segments = self._segments[after.number if after > self.start else 0 :]
+        is_left = [each.upload is None or each.upload.cancel() for each in segments]
         return tuple(
-            part.segment if left else _uploaded(part)
-            for part, left in zip(parts, is_left, strict=True)
+            each.segment if left else _uploaded(each)
+            for each, left in zip(segments, is_left, strict=True)
         )
 
     def truncate(self, before: SequenceNumber) -> None:
-        """Removes parts before a place from the spool, those of other attempts too.
+        """Removes segments before a place from the spool, those of other attempts too.
 
         What is in storage, or on the way there, stays: handles in the metastore say what becomes of
-        it. So do this attempt's own parts, whose checkpoint has yet to become whole.
+        it. So do this attempt's own segments, whose checkpoint has yet to become whole.
         """
         limit = min(before, self.start)
         with fenced_if_removed(self._directory):
@@ -138,12 +139,12 @@ class Changelog:
     def _keep(self, changes: Changes) -> SpooledSegment:
         kind = SegmentKind.CHANGELOG
         data = segment_format.encode(changes, metadata=self._spool.metadata(kind))
-        return self._spool.add(data, len(changes), kind, len(self._parts))
+        return self._spool.add(data, len(changes), kind, len(self._segments))
 
     def _upload(self, segment: SpooledSegment) -> Uploaded:
-        """Writes a part to a file of its own, which stays WRITING until the ack."""
+        """Writes a segment to a file of its own, which stays WRITING until the ack."""
         attempt = self._attempt
-        manager, settings = attempt.manager, attempt.manager.plan.settings
+        manager, settings = attempt.manager, attempt.manager.run.settings
         target = changelog_target(manager, attempt.batch, attempt.checkpoint_id, self.subtask)
         with ExitStack() as held:
             if settings.pool_blocking:
@@ -157,14 +158,14 @@ class Changelog:
         return uploaded
 
 
-def _uploaded(part: _Part) -> SpooledSegment:
-    """Returns a part with its file, once it is there; without one if it could not be written."""
-    if part.upload is None:
-        return part.segment
+def _uploaded(each: _Segment) -> SpooledSegment:
+    """Returns a segment with its file, once that is written; without one if that failed."""
+    if each.upload is None:
+        return each.segment
     try:
-        return replace(part.segment, uploaded=part.upload.result())
+        return replace(each.segment, uploaded=each.upload.result())
     except StoreFailedError:
-        return part.segment
+        return each.segment
 
 
 def _by_key_group(appended: Sequence[Changes]) -> Changes:

@@ -13,7 +13,13 @@ from cairn.catalog.job.files import Uploaded
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
 from cairn.layout import exclusive_file, task_manager_file
-from cairn.runtime.commit.file_merging import OpenFile, Piece, PlannedFile, is_full, plan_files
+from cairn.runtime.commit.file_merging import (
+    AppendableFile,
+    Piece,
+    PlannedFile,
+    is_full,
+    plan_files,
+)
 from cairn.runtime.commit.file_pool import FilePool
 from cairn.runtime.commit.physical_files import FileWrite, write_files
 from cairn.runtime.commit.uploads import Target
@@ -24,7 +30,7 @@ from metastore.enums import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubtaskPart:
+class SubtaskResult:
     """What one subtask did in an attempt. It has no changelog if it changed nothing."""
 
     subtask: int
@@ -42,12 +48,12 @@ class Request:
     checkpoint_id: int
     attempt_id: str
     task_attempt: int
-    parts: tuple[SubtaskPart, ...]
+    results: tuple[SubtaskResult, ...]
 
     @property
     def size_bytes(self) -> int:
         """Bytes that are to be written."""
-        segments = (segment for part in self.parts for segment in part.segments)
+        segments = (segment for result in self.results for segment in result.segments)
         return sum(segment.spec.size_bytes for segment in segments if segment.uploaded is None)
 
 
@@ -74,17 +80,17 @@ class Group:
         """The checkpoint that all requests are for."""
         return self.requests[0].checkpoint_id
 
-    def parts(self) -> list[tuple[Request, SubtaskPart]]:
-        """Returns all parts in order of subtask."""
-        pairs = [(request, part) for request in self.requests for part in request.parts]
+    def results(self) -> list[tuple[Request, SubtaskResult]]:
+        """Returns all results in order of subtask."""
+        pairs = [(request, result) for request in self.requests for result in request.results]
         return sorted(pairs, key=lambda pair: pair[1].subtask)
 
     def segments(self) -> list[Owned]:
-        """Returns the parts' segments in order of subtask."""
+        """Returns the results' segments in order of subtask."""
         return [
-            Owned(request, part.subtask, segment)
-            for request, part in self.parts()
-            for segment in part.segments
+            Owned(request, result.subtask, segment)
+            for request, result in self.results()
+            for segment in result.segments
         ]
 
     def waiting(self) -> list[Owned]:
@@ -98,27 +104,27 @@ def commit_group(group: Group, pool: FilePool) -> None:
     Raises:
         StorageError, MetastoreError, FencedError, RefusedError: see `group_commit.commit`.
     """
-    settings = group.manager.plan.settings
+    settings = group.manager.run.settings
     pieces = [Piece(one.subtask, one.segment.spec.size_bytes) for one in group.waiting()]
     new_files = plan_files(pieces, settings)
     pool.take(len(new_files))
-    files = plan_files(pieces, settings, pool.open_files())
+    files = plan_files(pieces, settings, pool.appendable_files())
     try:
         _write_and_acknowledge(group, pool, files)
     except RefusedError:
         # Nothing was acknowledged. Cleanup may have condemned a file that was to be continued;
         # a run that was replaced is refused again.
-        if not any(file.goes_on for file in files):
+        if not any(file.appends_to for file in files):
             raise
         _write_and_acknowledge(group, pool, new_files)
 
 
 def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[PlannedFile]) -> None:
     manager, waiting = group.manager, group.waiting()
-    settings = manager.plan.settings
+    settings = manager.run.settings
     for file in files:
-        if file.goes_on is not None:
-            pool.give_up(file.goes_on)
+        if file.appends_to is not None:
+            pool.give_up(file.appends_to)
     inside = [[waiting[place] for place in file.pieces] for file in files]
     written = write_files(
         manager,
@@ -129,7 +135,7 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
     )
     handles = defaultdict[tuple[str, int], list[SegmentHandle]](list)
     for done, file, segments in zip(written, files, inside, strict=True):
-        offset = file.goes_on.size_bytes if file.goes_on else 0
+        offset = file.appends_to.size_bytes if file.appends_to else 0
         for one in segments:
             of_subtask = handles[one.request.attempt_id, one.subtask]
             of_subtask.append(one.segment.spec.at(done.path, offset))
@@ -141,13 +147,13 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
             of_subtask = handles[one.request.attempt_id, one.subtask]
             of_subtask.append(one.segment.spec.at(one.segment.uploaded.path))
     acks = [
-        _ack(request, part, handles[request.attempt_id, part.subtask])
-        for request, part in group.parts()
+        _ack(request, result, handles[request.attempt_id, result.subtask])
+        for request, result in group.results()
     ]
     _acknowledge(group, [*written, *early], acks, pool.waited_ms)
     pool.keep(
         [
-            OpenFile(
+            AppendableFile(
                 file_id=done.file.file_id,
                 path=done.path,
                 size_bytes=file.size_bytes,
@@ -161,17 +167,17 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
 
 def _write_of(group: Group, file: PlannedFile, inside: Sequence[Owned]) -> FileWrite:
     target = changelog_target(group.manager, group.batch, group.checkpoint_id, inside[0].subtask)
-    return FileWrite(target, lambda: list(_spooled(group, inside)), file.goes_on)
+    return FileWrite(target, lambda: list(_spooled(group, inside)), file.appends_to)
 
 
 def changelog_target(
     manager: TaskManager, batch: BatchRef, checkpoint_id: int, subtask: int
 ) -> Target:
     """Returns the path of a file with changelog of a subtask, of others too if merging is on."""
-    plan = manager.plan
-    path_of = partial(task_manager_file, plan.job_id, manager.tm_id)
-    if not plan.settings.merging_enabled:
-        path_of = partial(exclusive_file, plan.job_id, checkpoint_id, subtask)
+    run = manager.run
+    path_of = partial(task_manager_file, run.job_id, manager.tm_id)
+    if not run.settings.merging_enabled:
+        path_of = partial(exclusive_file, run.job_id, checkpoint_id, subtask)
     return Target(batch=batch, scope=Scope.TASK_MANAGER, path_of=path_of, is_changelog=True)
 
 
@@ -189,9 +195,9 @@ def _spooled(group: Group, inside: Sequence[Owned]) -> Iterable[bytes]:
 def _acknowledge(
     group: Group, written: Sequence[Uploaded], acks: Sequence[Ack], pool_wait_ms: int
 ) -> None:
-    plan = group.manager.plan
-    plan.catalog.run(
-        f"acknowledge checkpoint {group.checkpoint_id} of job {plan.job}",
+    run = group.manager.run
+    run.catalog.run(
+        f"acknowledge checkpoint {group.checkpoint_id} of job {run.job}",
         lambda connection: acknowledge(
             connection,
             group.batch,
@@ -205,14 +211,14 @@ def _acknowledge(
     )
 
 
-def _ack(request: Request, part: SubtaskPart, handles: Sequence[SegmentHandle]) -> Ack:
+def _ack(request: Request, result: SubtaskResult, handles: Sequence[SegmentHandle]) -> Ack:
     return Ack(
-        part.subtask,
+        result.subtask,
         request.attempt_id,
         request.task_attempt,
-        part.input_rows,
-        part.restore_ms,
+        result.input_rows,
+        result.restore_ms,
         tuple(sorted(handles, key=lambda handle: handle.sequence_number)),
-        part.late_rows,
-        part.max_event_ms,
+        result.late_rows,
+        result.max_event_ms,
     )

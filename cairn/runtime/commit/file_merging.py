@@ -20,7 +20,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenFile:
+class AppendableFile:
     """A physical file that may be continued at its end, `size_bytes`, and its subtasks."""
 
     file_id: str
@@ -31,19 +31,19 @@ class OpenFile:
 
 @dataclass(slots=True, kw_only=True)
 class PlannedFile:
-    """A file to write. `pieces` are places in the given sequence; `goes_on` is None if it is new.
+    """A file to write. `pieces` are places in the given sequence; a new one appends to None.
 
     `size_bytes` and `subtasks` are those of the whole file once it is written.
     """
 
-    goes_on: OpenFile | None = None
+    appends_to: AppendableFile | None = None
     pieces: list[int] = field(default_factory=list)
     size_bytes: int = 0
     subtasks: set[int] = field(default_factory=set)
 
 
 def plan_files(
-    pieces: Sequence[Piece], settings: Settings, open_files: Sequence[OpenFile] = ()
+    pieces: Sequence[Piece], settings: Settings, appendable_files: Sequence[AppendableFile] = ()
 ) -> list[PlannedFile]:
     """Returns the files that hold the pieces, in order of pieces; open files first.
 
@@ -54,15 +54,18 @@ def plan_files(
     if not settings.merging_enabled:
         return [
             PlannedFile(
-                goes_on=None, pieces=[place], size_bytes=piece.size_bytes, subtasks={piece.subtask}
+                appends_to=None,
+                pieces=[place],
+                size_bytes=piece.size_bytes,
+                subtasks={piece.subtask},
             )
             for place, piece in enumerate(pieces)
         ]
     files = [
         PlannedFile(
-            goes_on=file, pieces=[], size_bytes=file.size_bytes, subtasks=set(file.subtasks)
+            appends_to=file, pieces=[], size_bytes=file.size_bytes, subtasks=set(file.subtasks)
         )
-        for file in open_files
+        for file in appendable_files
     ]
     for place, piece in enumerate(pieces):
         file = next((file for file in files if _takes(file, piece.subtask, settings)), None)
@@ -83,7 +86,7 @@ def fill_files(
     segments: Iterable[T],
     size_bytes: Callable[[T], int],
     settings: Settings,
-    goes_on: OpenFile | None = None,
+    appends_to: AppendableFile | None = None,
 ) -> Iterator[list[T]]:
     """Yields one subtask's segments by file, each as soon as its file is full.
 
@@ -91,7 +94,7 @@ def fill_files(
     first is the rest of the open file, if there is one.
     """
     file: list[T] = []
-    file_bytes = goes_on.size_bytes if goes_on else 0
+    file_bytes = appends_to.size_bytes if appends_to else 0
     for segment in segments:
         file.append(segment)
         file_bytes += size_bytes(segment)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.runtime.commit.file_merging import OpenFile
+from cairn.runtime.commit.file_merging import AppendableFile
 from cairn.runtime.executor.locks import Wait, try_lock
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 
@@ -25,15 +25,15 @@ class Slot:
     """A place for one file at rest, which only its holder reads and changes."""
 
     record: Path
-    file: OpenFile | None
+    file: AppendableFile | None
 
-    def give_up(self) -> OpenFile | None:
+    def give_up(self) -> AppendableFile | None:
         """Keeps everybody from continuing the file at rest; returns it."""
         file, self.file = self.file, None
         self.record.unlink(missing_ok=True)
         return file
 
-    def keep(self, file: OpenFile) -> None:
+    def keep(self, file: AppendableFile) -> None:
         """Leaves a file, acknowledged up to its size, to be continued."""
         write_whole(self.record, msgspec.msgpack.encode(file))
         self.file = file
@@ -46,7 +46,7 @@ class FilePool:
     """
 
     def __init__(self, manager: TaskManager, held: ExitStack) -> None:
-        settings = manager.plan.settings
+        settings = manager.run.settings
         self._directory = manager.directory / "pool"
         self._size = settings.max_file_pool_size
         self._blocks = settings.pool_blocking
@@ -84,17 +84,17 @@ class FilePool:
         """
         return len(self._slots) if self._blocks else self._size
 
-    def open_files(self) -> list[OpenFile]:
+    def appendable_files(self) -> list[AppendableFile]:
         """Returns the files at rest in the slots taken."""
         return [slot.file for slot in self._slots.values() if slot.file is not None]
 
-    def give_up(self, file: OpenFile) -> None:
+    def give_up(self, file: AppendableFile) -> None:
         """Keeps everybody from continuing a file."""
         for slot in self._slots.values():
             if slot.file == file:
                 slot.give_up()
 
-    def keep(self, files: Sequence[OpenFile]) -> None:
+    def keep(self, files: Sequence[AppendableFile]) -> None:
         """Leaves files, acknowledged up to their size, to be continued where a slot is free."""
         if not self._keeps:
             return
@@ -124,7 +124,7 @@ def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | N
     """
     directory = manager.directory / "pool"
     lock = directory / f"shared-{subtask}.lock"
-    if not manager.plan.settings.merges_files_across:
+    if not manager.run.settings.merges_files_across:
         return None
     with fenced_if_removed(lock):
         lock.touch()
@@ -136,4 +136,4 @@ def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | N
 def _open_slot(record: Path, keeps: bool) -> Slot:
     if not keeps or not record.exists():
         return Slot(record, None)
-    return Slot(record, msgspec.msgpack.decode(record.read_bytes(), type=OpenFile))
+    return Slot(record, msgspec.msgpack.decode(record.read_bytes(), type=AppendableFile))

@@ -101,7 +101,7 @@ def _collect(manager: TaskManager, request: Request, held: ExitStack) -> list[Re
     Waits for every running task of the batch to ask, at most `persist-delay`, and no longer once
     `persist-size-threshold` bytes are to be written (FLIP-158, "Implementation notes").
     """
-    settings = manager.plan.settings
+    settings = manager.run.settings
     give_up = time.monotonic() + settings.persist_delay_ms / 1000
     found = {_request_file(manager, request): request}
     while True:

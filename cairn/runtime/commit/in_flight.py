@@ -37,7 +37,7 @@ def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Wait
         FencedError: a newer run has removed the directory.
         StorageError: there was no room for `locks.DEADLINE_S`.
     """
-    settings = manager.plan.settings
+    settings = manager.run.settings
     name = f"in-flight-{pool}"
     directory = manager.directory / name
     claim = directory / f"{size_bytes}-{uuid.uuid4()}"

@@ -12,7 +12,7 @@ from functools import partial
 from cairn.catalog.job.files import Uploaded, WrittenFile
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.handles import DirectoryHandle
-from cairn.runtime.commit.file_merging import OpenFile
+from cairn.runtime.commit.file_merging import AppendableFile
 from cairn.runtime.commit.uploads import Intent, Target, intend, upload
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.store import ObjectStore
@@ -23,8 +23,8 @@ class FileWrite:
     """Bytes for a new physical file, or for the end of a continued one."""
 
     target: Target
-    parts: Callable[[], Sequence[bytes]]
-    goes_on: OpenFile | None = None
+    chunks: Callable[[], Sequence[bytes]]
+    appends_to: AppendableFile | None = None
 
 
 def write_files(
@@ -45,9 +45,9 @@ def write_files(
         RefusedError: a file to continue does not end where it should.
         StoreFailedError, BadInputError: see `cairn.runtime.commit.uploads.upload`.
     """
-    new = [write.target for write in writes if write.goes_on is None]
+    new = [write.target for write in writes if write.appends_to is None]
     intents = iter(_intend(manager, new, claim) if new else [])
-    work = [(write, None if write.goes_on else next(intents)) for write in writes]
+    work = [(write, None if write.appends_to else next(intents)) for write in writes]
     if min(writers, len(work)) <= 1:
         return [_write(manager, store, one) for one in work]
     with ThreadPoolExecutor(writers) as threads:
@@ -68,18 +68,18 @@ def _write(
     manager: TaskManager, store: ObjectStore, work: tuple[FileWrite, Intent | None]
 ) -> Uploaded:
     write, intent = work
-    if write.goes_on is not None:
-        return _go_on(store, write.goes_on, write.parts())
-    return upload(manager, store, write.target, write.parts(), intent)
+    if write.appends_to is not None:
+        return _append(store, write.appends_to, write.chunks())
+    return upload(manager, store, write.target, write.chunks(), intent)
 
 
-def _go_on(store: ObjectStore, file: OpenFile, parts: Sequence[bytes]) -> Uploaded:
-    began, size_bytes = time.monotonic(), sum(map(len, parts))
-    store.append(file.path, file.size_bytes, parts)
+def _append(store: ObjectStore, file: AppendableFile, chunks: Sequence[bytes]) -> Uploaded:
+    began, size_bytes = time.monotonic(), sum(map(len, chunks))
+    store.append(file.path, file.size_bytes, chunks)
     took_ms = round((time.monotonic() - began) * 1000)
     stats = UploadStats(
         commit_id=str(uuid.uuid4()),
-        segments=len(parts),
+        segments=len(chunks),
         size_bytes=size_bytes,
         requests=1,
         retries=0,

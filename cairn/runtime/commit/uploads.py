@@ -64,10 +64,10 @@ def upload(
     manager: TaskManager,
     store: ObjectStore,
     target: Target,
-    parts: Sequence[bytes],
+    chunks: Sequence[bytes],
     first: Intent | None = None,
 ) -> Uploaded:
-    """Writes `parts` as one new object and returns it; records the write intents, too.
+    """Writes `chunks` as one new object and returns it; records the write intents, too.
 
     `first` is the intent of the first request, if it is recorded already. Waits while the executor
     has as much in flight as it may.
@@ -77,9 +77,9 @@ def upload(
         FencedError: a newer run has begun a batch.
         BadInputError, RefusedError: see `ObjectStore.put`.
     """
-    with in_flight(manager, target.pool, sum(map(len, parts))) as waited:
+    with in_flight(manager, target.pool, sum(map(len, chunks))) as waited:
         intent = first or intend(manager, [target])[0]
-        return _Upload(manager, store, target, parts, intent).run(waited)
+        return _Upload(manager, store, target, chunks, intent).run(waited)
 
 
 def intend(
@@ -107,7 +107,7 @@ def intend(
         )
         for file_id, target in zip(ids, targets, strict=True)
     ]
-    manager.plan.catalog.run(
+    manager.run.catalog.run(
         f"record the write of {files[0].path}",
         lambda connection: intend_files(connection, batch, files, claims),
     )
@@ -127,18 +127,18 @@ class _Upload:
         manager: TaskManager,
         store: ObjectStore,
         target: Target,
-        parts: Sequence[bytes],
+        chunks: Sequence[bytes],
         first: Intent,
     ) -> None:
         self._manager, self._store, self._target = manager, store, target
-        self._parts, self._size_bytes = parts, sum(map(len, parts))
+        self._chunks, self._size_bytes = chunks, sum(map(len, chunks))
         self._first, self._history = first, _History(manager, target.pool)
         self._intents: list[Intent] = []
         self._requests: list[SentRequest] = []
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
 
     def run(self, waited: Waited) -> Uploaded:
-        limits = self._history.read().limits(self._manager.plan.settings, self._size_bytes)
+        limits = self._history.read().limits(self._manager.run.settings, self._size_bytes)
         if not self._store.sends_requests:
             limits = replace(limits, hedge_after_ms=math.inf, timeout_ms=math.inf)
         errors: list[StoreFailedError] = []
@@ -179,7 +179,7 @@ class _Upload:
     def _put(self, number: int, intent: Intent) -> None:
         error: CairnError | None = OutcomeUnknownError("its thread has died", file=intent.path)
         try:
-            put_in_time(self._store, intent.path, self._parts, intent.began_s)
+            put_in_time(self._store, intent.path, self._chunks, intent.began_s)
             error = None
         except CairnError as failure:
             error = failure
@@ -199,7 +199,7 @@ class _Upload:
         kinds = [request.kind for request in self._requests]
         stats = UploadStats(
             commit_id=str(uuid.uuid4()),
-            segments=len(self._parts),
+            segments=len(self._chunks),
             size_bytes=self._size_bytes,
             requests=len(kinds),
             retries=kinds.count(Kind.RETRY),

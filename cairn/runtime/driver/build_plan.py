@@ -21,8 +21,8 @@ from cairn.runtime.driver.initial_rows import pack, write_initial_rows
 from cairn.runtime.driver.inputs import Inputs, with_event_time
 from cairn.runtime.driver.job_spec import JobSpec
 from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash
-from cairn.runtime.executor.run_context import RunPlan
-from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, Operator
+from cairn.runtime.executor.run_context import RunContext
+from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, OperatorSpec
 from cairn.runtime.task.task import run_batch_task, run_task
 from cairn.savepoints.start_from_manifest import find_origin, restore
 from cairn.state.codec import TupleCodec
@@ -62,7 +62,7 @@ def transform(
     session = inputs.df.sparkSession
     key_schema = StructType([inputs.row_schema[name] for name in key_columns]).jsonValue()
     TupleCodec(key_schema, name="key")  # refuses what state cannot hold
-    operator = Operator(
+    operator = OperatorSpec(
         job=job.name,
         processor=dumped,
         uses_pandas=call.uses_pandas,
@@ -108,7 +108,7 @@ def struct(schema: object) -> StructType:
 def _on_stream(
     job: JobSpec,
     inputs: Inputs,
-    operator: Operator,
+    operator: OperatorSpec,
     call: Call,
     states: Sequence[StateDeclaration],
     deleted: Collection[str],
@@ -130,23 +130,23 @@ def _on_stream(
         watermark_job_id=inputs.watermark_job_id,
         time_mode=operator.time_mode.value,
     )
-    run, plan = _register(job, registration, task_slots(session))
-    operator = _with_ids(operator, call, run)
-    if call.initial and not run.has_state:
+    registered, run = _register(job, registration, task_slots(session))
+    operator = _with_ids(operator, call, registered)
+    if call.initial and not registered.has_state:
         initial = with_key_hash(call.initial.df, call.initial.key_columns)
-        written = write_initial_rows(plan, operator, route(initial, plan))
-        plan = dataclasses.replace(plan, initial_rows=tuple(written))
+        written = write_initial_rows(run, operator, route(initial, run))
+        run = dataclasses.replace(run, initial_rows=tuple(written))
     rows = with_key_hash(inputs.df, operator.key_columns, heartbeat=job.settings.heartbeat_enabled)
 
     def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return run_task(plan, operator, batches)
+        return run_task(run, operator, batches)
 
-    return route(rows, plan).mapInArrow(run_partition, operator.output_schema)
+    return route(rows, run).mapInArrow(run_partition, operator.output_schema)
 
 
 def _register(
     job: JobSpec, registration: Registration, slots: int | None
-) -> tuple[RegisteredRun, RunPlan]:
+) -> tuple[RegisteredRun, RunContext]:
     catalog = job.open_catalog()
     origin = None
     if job.restore_from is not None:
@@ -167,7 +167,7 @@ def _register(
             epoch=run.epoch,
         )
         run = dataclasses.replace(run, has_state=True)
-    return run, RunPlan(
+    return run, RunContext(
         job=job.name,
         job_id=run.job_id,
         run_id=str(registration.run_id),
@@ -182,7 +182,7 @@ def _register(
     )
 
 
-def _on_batch(job: JobSpec, inputs: Inputs, operator: Operator, call: Call) -> DataFrame:
+def _on_batch(job: JobSpec, inputs: Inputs, operator: OperatorSpec, call: Call) -> DataFrame:
     if job.restore_from is not None:
         raise BadInputError(
             "a batch DataFrame starts from no state: leave out restore_from", job=job.name
@@ -201,22 +201,24 @@ def _on_batch(job: JobSpec, inputs: Inputs, operator: Operator, call: Call) -> D
     return by_key.mapInArrow(run_partition, operator.output_schema)
 
 
-def _with_ids(operator: Operator, call: Call, run: RegisteredRun) -> Operator:
+def _with_ids(operator: OperatorSpec, call: Call, registered: RegisteredRun) -> OperatorSpec:
     """Returns the operator with what registering the run has given it."""
     output_schema, emitted_time = call.output_schema, None
     if call.event_time_column:
         output_schema, emitted_time = with_event_time(
-            output_schema, call.event_time_column, run.job_id
+            output_schema, call.event_time_column, registered.job_id
         )
     return dataclasses.replace(
         operator,
         output_schema=output_schema,
         emitted_time=emitted_time,
         states={
-            name: VariableSpec.of(spec, run.states[name].state_id, run.states[name].value_layout)
+            name: VariableSpec.of(
+                spec, registered.states[name].state_id, registered.states[name].value_layout
+            )
             for name, spec in operator.states.items()
         },
-        dropped_state_ids=run.dropped_state_ids,
+        dropped_state_ids=registered.dropped_state_ids,
     )
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cairn.runtime.executor.run_context import InitialRows, RunPlan
-from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, Operator
+from cairn.runtime.executor.run_context import InitialRows, RunContext
+from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, OperatorSpec
 from cairn.runtime.task.initial_rows import INITIAL_COLUMN, ROW_COLUMN, write_partition
 
 _WRITTEN = "subtask int, path string, size_bytes long, sha256 string"
@@ -37,7 +37,7 @@ def pack(rows: DataFrame, initial: DataFrame) -> DataFrame:
 
 
 def write_initial_rows(
-    plan: RunPlan, operator: Operator, routed: DataFrame
+    run: RunContext, operator: OperatorSpec, routed: DataFrame
 ) -> Sequence[InitialRows]:
     """Writes initial state rows to the job's storage, in a Spark job; returns the files.
 
@@ -45,7 +45,7 @@ def write_initial_rows(
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        written = [dataclasses.asdict(rows) for rows in write_partition(plan, operator, batches)]
+        written = [dataclasses.asdict(rows) for rows in write_partition(run, operator, batches)]
         if written:
             yield pa.RecordBatch.from_pylist(written, _SCHEMA)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN
 
 _SLOT_COLUMN = "__cairn_slot"
@@ -33,7 +33,7 @@ def with_key_hash(
     return rows.unionByName(beats.select(*nulls))
 
 
-def route(rows: DataFrame, plan: RunPlan) -> DataFrame:
+def route(rows: DataFrame, run: RunContext) -> DataFrame:
     """Returns rows that have their key's hash, in as many partitions as the plan has tasks.
 
     The key group is the hash modulo `cairn.max-parallelism`; each partition holds the rows of the
@@ -41,7 +41,7 @@ def route(rows: DataFrame, plan: RunPlan) -> DataFrame:
     task is joined on, because a task follows its cached block: so subtasks stay on one executor.
     Correctness does not depend on it.
     """
-    key_groups, parallelism, tasks = plan.settings.max_parallelism, plan.parallelism, plan.tasks
+    key_groups, parallelism, tasks = run.settings.max_parallelism, run.parallelism, run.tasks
     key_hash = f"coalesce({KEY_HASH_COLUMN}, 0)"  # a heartbeat has none, and may go anywhere
     subtask = f"pmod({key_hash}, {key_groups}) * {parallelism} div {key_groups}"
     slot_by_task = slots(tasks)

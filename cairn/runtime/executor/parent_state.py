@@ -44,7 +44,7 @@ def parent_state(
         StorageError, MetastoreError: a segment cannot be read, or not be found out.
     """
     wanted = NOTHING if start.parent is None else _position_of(start.parent)
-    wanted = dataclasses.replace(wanted, epoch=manager.plan.epoch)
+    wanted = dataclasses.replace(wanted, epoch=manager.run.epoch)
     local = open_local(manager.subtask_directory(subtask))
     with local.read() as reader:
         if reader.position() == wanted:
@@ -81,7 +81,7 @@ def _follows(here: Position, parent: Parent, subtask: int, parallelism: int) -> 
 def _moved_on(manager: TaskManager, local: LocalStore, here: Position | None) -> FencedError:
     return FencedError(
         f"a newer run or a later batch has moved the local state on, to {here}",
-        job=manager.plan.job,
+        job=manager.run.job,
         file=str(local.directory),
     )
 
@@ -94,21 +94,21 @@ def _catch_up(
     parent: Parent | None,
     wanted: Position,
 ) -> None:
-    plan = manager.plan
+    run = manager.run
     with local.write() as writer:
         here, weight = writer.reader.position() or NOTHING, writer.reader.weight()
         if _is_ahead(here, wanted) and _is_overtaken(manager, here, wanted):
             raise _moved_on(manager, local, here)
         if parent is None:
-            writer.clear(plan.key_groups(subtask))
+            writer.clear(run.key_groups(subtask))
             weight = Weight()
         elif _same_state(here, wanted):
             pass
-        elif _follows(here, parent, subtask, plan.parallelism):
+        elif _follows(here, parent, subtask, run.parallelism):
             applied_bytes = _apply_parent(writer, manager, store, parent, subtask)
             weight = Weight(weight.base_bytes, weight.change_bytes + applied_bytes)
         else:
-            weight = _restore(writer, manager, store, plan.key_groups(subtask), here, wanted)
+            weight = _restore(writer, manager, store, run.key_groups(subtask), here, wanted)
         writer.move_to(wanted, weight)
 
 
@@ -121,19 +121,19 @@ def _is_overtaken(manager: TaskManager, here: Position, wanted: Position) -> boo
 
     One that was restored from a backup does not: the local state is of a history it has lost.
     """
-    plan = manager.plan
+    run = manager.run
 
     def look_up(connection: Connection) -> tuple[int, str | None]:
         return (
-            current_epoch(connection, plan.job_id),
-            lineage_of(connection, plan.job_id, here.checkpoint_id),
+            current_epoch(connection, run.job_id),
+            lineage_of(connection, run.job_id, here.checkpoint_id),
         )
 
-    epoch, lineage = plan.catalog.run(
-        f"find out what moved local state of job {plan.job} on", look_up
+    epoch, lineage = run.catalog.run(
+        f"find out what moved local state of job {run.job} on", look_up
     )
     is_known_batch = here.checkpoint_id > wanted.checkpoint_id and lineage == here.lineage
-    return epoch > plan.epoch or is_known_batch
+    return epoch > run.epoch or is_known_batch
 
 
 def _same_state(one: Position, other: Position) -> bool:
@@ -157,9 +157,7 @@ def _apply_parent(
     )
     for segment in ack.segments:
         here = spool.find(segment)
-        stored = (
-            read_segment(store, segment, job=manager.plan.job) if here is None else decode(here)
-        )
+        stored = read_segment(store, segment, job=manager.run.job) if here is None else decode(here)
         for changes in stored:
             writer.apply(changes)
     return sum(segment.size_bytes for segment in ack.segments)
@@ -174,14 +172,14 @@ def _restore(
     wanted: Position,
 ) -> Weight:
     """Brings the state to a checkpoint by what storage has; returns what all of that weighs."""
-    plan = manager.plan
+    run = manager.run
 
     def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
-        handles = segments_at(connection, plan.job_id, wanted.checkpoint_id, key_groups)
-        return handles, lineage_of(connection, plan.job_id, here.checkpoint_id)
+        handles = segments_at(connection, run.job_id, wanted.checkpoint_id, key_groups)
+        return handles, lineage_of(connection, run.job_id, here.checkpoint_id)
 
-    handles, lineage = plan.catalog.run(
-        f"find the segments of checkpoint {wanted.checkpoint_id} of job {plan.job}", look_up
+    handles, lineage = run.catalog.run(
+        f"find the segments of checkpoint {wanted.checkpoint_id} of job {run.job}", look_up
     )
     if lineage != here.lineage or here.checkpoint_id > wanted.checkpoint_id:
         here = NOTHING
@@ -190,7 +188,7 @@ def _restore(
     # key groups whole.
     missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
     begun: SegmentHandle | None = None
-    for handle, changes in read_segments(store, missing, job=plan.job, key_groups=key_groups):
+    for handle, changes in read_segments(store, missing, job=run.job, key_groups=key_groups):
         if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
         begun = handle

@@ -27,7 +27,7 @@ class InitialRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
+class RunContext:
     """One run of one job, fixed when the query's plan is built."""
 
     job: str

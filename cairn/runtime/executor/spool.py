@@ -31,7 +31,7 @@ class SpooledSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spool:
-    """What one attempt at a checkpoint keeps of one subtask: parts of its changelog, its lists."""
+    """The segments that one attempt at a checkpoint keeps of one subtask: changelog and lists."""
 
     manager: TaskManager
     checkpoint_id: int
@@ -40,7 +40,7 @@ class Spool:
 
     def metadata(self, kind: SegmentKind) -> Mapping[str, str]:
         """Returns what a segment of it says of itself."""
-        return segment_metadata(self.manager.plan.job, self.checkpoint_id, self.subtask, kind)
+        return segment_metadata(self.manager.run.job, self.checkpoint_id, self.subtask, kind)
 
     def add(self, data: bytes, entries: int, kind: SegmentKind, number: int = 0) -> SpooledSegment:
         """Keeps an encoded segment, whole or not at all.
@@ -52,7 +52,7 @@ class Spool:
         spec = SegmentSpec.of(
             data,
             kind=kind,
-            key_groups=self.manager.plan.key_groups(self.subtask),
+            key_groups=self.manager.run.key_groups(self.subtask),
             entries=entries,
             checkpoint_id=self.checkpoint_id,
             sequence_number=number,

@@ -21,7 +21,7 @@ from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle
 from cairn.layout import task_manager_directory
 from cairn.runtime.executor.locks import lock
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from metastore.enums import Scope
 
 _OF_BATCHES = ("running", "pending", "acked")
@@ -31,17 +31,17 @@ class TaskManager:
     """One executor's directory under `cairn.local-dir`.
 
     Args:
-        plan: the run.
+        run: the run whose tasks share it.
         executor_root: a path that is the executor's own, the same for all its tasks.
     """
 
-    def __init__(self, plan: RunPlan, executor_root: str) -> None:
+    def __init__(self, run: RunContext, executor_root: str) -> None:
         # The run's id too: a metastore restored from a backup gives the same epochs again.
-        digest = hashlib.sha256(f"{executor_root} {plan.run_id}".encode()).hexdigest()[:12]
-        self.plan = plan
+        digest = hashlib.sha256(f"{executor_root} {run.run_id}".encode()).hexdigest()[:12]
+        self.run = run
         self.executor_root = executor_root
-        self.tm_id = f"{plan.epoch}-{digest}"
-        self.job_directory = Path(plan.settings.local_dir) / plan.job_id
+        self.tm_id = f"{run.epoch}-{digest}"
+        self.job_directory = Path(run.settings.local_dir) / run.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
         try:
             for name in (*_OF_BATCHES, "spool", "pool"):
@@ -50,13 +50,13 @@ class TaskManager:
             raise StorageError(
                 f"the local directory cannot be used: {error}. Free the disk or its permissions, "
                 "or set cairn.local-dir",
-                job=plan.job,
+                job=run.job,
                 file=str(self.directory),
             ) from error
 
     def subtask_directory(self, subtask: int) -> Path:
         """Returns where a subtask keeps its LMDB environment; it outlives runs."""
-        return self.job_directory / f"subtask-{subtask}-{self.plan.parallelism}"
+        return self.job_directory / f"subtask-{subtask}-{self.run.parallelism}"
 
     def spool_directory(self, subtask: int) -> Path:
         """Returns where the executor keeps a subtask's segments, see `Spool`."""
@@ -68,9 +68,9 @@ class TaskManager:
         with self.lock("begin"):
             if cached.exists():
                 return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
-            start = self.plan.catalog.run(
+            start = self.run.catalog.run(
                 f"begin batch {batch.batch_id} of job {batch.job}",
-                lambda connection: begin_batch(connection, batch, with_lists=self.plan.has_lists),
+                lambda connection: begin_batch(connection, batch, with_lists=self.run.has_lists),
             )
             self._tidy(start)
             write_whole(cached, msgspec.msgpack.encode(start))
@@ -79,7 +79,7 @@ class TaskManager:
     @property
     def owned(self) -> DirectoryHandle:
         """The directory in storage that this task manager owns."""
-        path = task_manager_directory(self.plan.job_id, self.tm_id)
+        path = task_manager_directory(self.run.job_id, self.tm_id)
         return DirectoryHandle(path=path, scope=Scope.TASK_MANAGER, tm_id=self.tm_id)
 
     def is_claimed(self, handle: DirectoryHandle) -> bool:
@@ -117,7 +117,7 @@ class TaskManager:
                 if int(old.name.split("-")[0]) not in keep:
                     old.unlink(missing_ok=True)
         for old in self.directory.parent.iterdir():
-            if int(old.name.split("-")[0]) < self.plan.epoch:
+            if int(old.name.split("-")[0]) < self.run.epoch:
                 shutil.rmtree(old, ignore_errors=True)
 
 

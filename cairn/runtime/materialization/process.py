@@ -32,7 +32,7 @@ def stand_back(*, is_patient: bool) -> None:
         os.nice(10)  # of the thread, on Linux
 
 
-def drawn_in(thread: Executor, items: Iterator[T]) -> Iterator[T]:
+def computed_in(thread: Executor, items: Iterator[T]) -> Iterator[T]:
     """Yields the items, none of them None; only the thread runs the code that makes them."""
     while (item := thread.submit(next, items, None).result()) is not None:
         yield item
@@ -52,7 +52,7 @@ def main(patience_s: int) -> None:
         from cairn.runtime.materialization.schedule import Order, carry_out  # noqa: PLC0415 - it is loaded now
 
         order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-        carry_out(order, partial(drawn_in, thread))
+        carry_out(order, partial(computed_in, thread))
 
 
 if __name__ == "__main__":

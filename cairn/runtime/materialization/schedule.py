@@ -33,9 +33,9 @@ from cairn.errors import (
 )
 from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
 from cairn.runtime.executor.locks import try_lock
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager, write_whole
-from cairn.runtime.materialization.write import FULL_FROM_SHARE, Drawn, materialize
+from cairn.runtime.materialization.write import FULL_FROM_SHARE, Compute, materialize
 from cairn.settings import Settings
 from cairn.storage import open_store
 from metastore.enums import SegmentKind
@@ -57,7 +57,7 @@ _started: list[subprocess.Popen[bytes]] = []
 class Order:
     """The order to a materializing process, on its standard input."""
 
-    plan: RunPlan
+    run: RunContext
     executor_root: str
     batch: BatchRef
     subtask: int
@@ -108,15 +108,15 @@ def start_if_due(
         RefusedError: it has failed in a way that trying again cannot mend; so does every attempt
             until a restart.
     """
-    plan, settings = manager.plan, manager.plan.settings
+    run, settings = manager.run, manager.run.settings
     is_due_since = partial(
         is_due,
         clock,
         subtask=subtask,
-        parallelism=plan.parallelism,
+        parallelism=run.parallelism,
         interval_ms=interval_ms(settings, weight),
     )
-    base_ms = clock.base_made_ms.get(plan.key_groups(subtask).start, 0)
+    base_ms = clock.base_made_ms.get(run.key_groups(subtask).start, 0)
     if not settings.materialize_enabled or not is_due_since(base_ms):
         return
     with ExitStack() as held:
@@ -133,7 +133,7 @@ def start_if_due(
                 manager, subtask, replace(progress, failures=progress.failures + 1, error=_KILLED)
             )
             order = Order(
-                plan=plan,
+                run=run,
                 executor_root=manager.executor_root,
                 batch=batch,
                 subtask=subtask,
@@ -143,7 +143,7 @@ def start_if_due(
 
 
 def _raise_if_given_up(manager: TaskManager, subtask: int, progress: Progress) -> None:
-    settings, job = manager.plan.settings, manager.plan.job
+    settings, job = manager.run.settings, manager.run.job
     if not progress.is_final and progress.failures < settings.materialize_max_failures:
         return
     text = (
@@ -168,7 +168,7 @@ def _start(order: Order, lock: int, *, is_patient: bool) -> None:
     are always busy it would never end. The next one then insists on its share, as does any after
     one that has failed.
     """
-    half_s = order.plan.settings.materialize_interval_ms // 2000
+    half_s = order.run.settings.materialize_interval_ms // 2000
     patience_s = max(LEAST_PATIENCE_S, half_s) if is_patient else 0
     _started[:] = [process for process in _started if process.poll() is None]
     process = subprocess.Popen(  # noqa: S603 - the program is ours
@@ -200,9 +200,9 @@ def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
     write_whole(_progress_file(manager, subtask), msgspec.json.encode(progress))
 
 
-def carry_out(order: Order, drawn: Drawn = iter) -> None:
+def carry_out(order: Order, drawn: Compute = iter) -> None:
     """Materializes a subtask and records the result, here and in the metastore."""
-    manager = TaskManager(order.plan, order.executor_root)
+    manager = TaskManager(order.run, order.executor_root)
     before, after = _progress(manager, order.subtask), Progress(done_ms=order.now_ms)
     made, error, materialization_id = None, None, uuid.uuid4()
     try:
@@ -212,7 +212,7 @@ def carry_out(order: Order, drawn: Drawn = iter) -> None:
         local = open_local(manager.subtask_directory(order.subtask))
         with local.read() as reader:
             weighed = reader.weight()
-            store = open_store(order.plan.storage)
+            store = open_store(order.run.storage)
             made = materialize(manager, store, order.batch, order.subtask, reader, drawn=drawn)
         _weigh(local, weighed, made)
     except FencedError as fenced:
@@ -246,6 +246,6 @@ def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None
 
 
 def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
-    order.plan.catalog.run(
-        f"record a materialization of subtask {order.subtask} of job {order.plan.job}", work
+    order.run.catalog.run(
+        f"record a materialization of subtask {order.subtask} of job {order.run.job}", work
     )

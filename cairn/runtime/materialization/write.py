@@ -19,12 +19,12 @@ from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import exclusive_file, shared_file
-from cairn.runtime.commit.file_merging import OpenFile, fill_files, is_full
+from cairn.runtime.commit.file_merging import AppendableFile, fill_files, is_full
 from cairn.runtime.commit.file_pool import Slot, shared_slot
 from cairn.runtime.commit.physical_files import FileWrite, write_files
 from cairn.runtime.commit.uploads import Target
 from cairn.runtime.executor.local_store import LocalReader
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.increment import net_changes, touched_by
 from cairn.segments.reader import read_segments
@@ -59,7 +59,7 @@ class Encoded:
     data: bytes
 
 
-Drawn = Callable[[Iterator[Encoded]], Iterator[Encoded]]
+Compute = Callable[[Iterator[Encoded]], Iterator[Encoded]]
 """Gives the same segments. They are computed where it draws them from the iterator."""
 
 
@@ -71,7 +71,7 @@ def materialize(
     reader: LocalReader,
     *,
     full_from_share: float = FULL_FROM_SHARE,
-    drawn: Drawn = iter,
+    drawn: Compute = iter,
 ) -> Materialized | None:
     """Writes the subtask's state, or what has changed since its bases, and releases the changelog.
 
@@ -82,32 +82,32 @@ def materialize(
         FencedError: a newer run has begun a batch.
         StorageError, MetastoreError: it may be tried again; what was written has no handle.
     """
-    plan, position = manager.plan, reader.position()
-    if position is None or position.checkpoint_id == 0 or position.epoch > plan.epoch:
+    run, position = manager.run, reader.position()
+    if position is None or position.checkpoint_id == 0 or position.epoch > run.epoch:
         return None
-    key_groups, as_of = plan.key_groups(subtask), position.checkpoint_id
-    replay = plan.catalog.run(
-        f"find what subtask {subtask} of job {plan.job} would replay",
-        lambda connection: replay_of(connection, plan.job_id, as_of, key_groups),
+    key_groups, as_of = run.key_groups(subtask), position.checkpoint_id
+    replay = run.catalog.run(
+        f"find what subtask {subtask} of job {run.job} would replay",
+        lambda connection: replay_of(connection, run.job_id, as_of, key_groups),
     )
     if replay.lineage != position.lineage or (replay.is_based and not replay.changes):
         return None
     replaced: Sequence[SegmentHandle] | None = None
     if replay.is_based and replay.share <= full_from_share:
         replaced = replay.changes
-        parts = _increment(reader, store, plan.job, replay, key_groups)
+        parts = _increment(reader, store, run.job, replay, key_groups)
     else:
         parts = chunks(reader, key_groups, CHUNK_BYTES)
     kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
-    encoded = (_encode(plan, subtask, kind, chunk, as_of) for chunk in parts)
+    encoded = (_encode(run, subtask, kind, chunk, as_of) for chunk in parts)
     with ExitStack() as held:
         slot = shared_slot(manager, subtask, held)
         written = _write_all(manager, store, batch, subtask, drawn(encoded), as_of, slot)
-        plan.catalog.run(
-            f"install the materialization of subtask {subtask} of job {plan.job}",
+        run.catalog.run(
+            f"install the materialization of subtask {subtask} of job {run.job}",
             lambda connection: install(connection, batch, subtask, written, replaced),
         )
-        _leave_open(slot, subtask, *written[-1], plan.settings)
+        _leave_open(slot, subtask, *written[-1], run.settings)
     return Materialized.of([handle for _, handle in written])
 
 
@@ -152,9 +152,9 @@ def _chunked(
 
 
 def _encode(
-    plan: RunPlan, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
+    run: RunContext, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
 ) -> Encoded:
-    metadata = segment_format.segment_metadata(plan.job, as_of_checkpoint, subtask, kind)
+    metadata = segment_format.segment_metadata(run.job, as_of_checkpoint, subtask, kind)
     data = segment_format.encode(chunk.changes, metadata=metadata)
     spec = SegmentSpec.of(
         data,
@@ -176,19 +176,19 @@ def _write_all(
     slot: Slot | None,
 ) -> list[tuple[WrittenFile, SegmentHandle]]:
     """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
-    goes_on = slot.give_up() if slot is not None else None
+    appends_to = slot.give_up() if slot is not None else None
     written: list[tuple[WrittenFile, SegmentHandle]] = []
     write = partial(_write, manager, store, batch, subtask)
-    for file in fill_files(segments, lambda s: len(s.data), manager.plan.settings, goes_on):
+    for file in fill_files(segments, lambda s: len(s.data), manager.run.settings, appends_to):
         try:
-            written += write(file, as_of_checkpoint, goes_on)
+            written += write(file, as_of_checkpoint, appends_to)
         except RefusedError:
             # Nothing of it has a handle. Cleanup may have deleted the file that was to go on, once
             # another executor's bases replaced all that is in it.
-            if goes_on is None:
+            if appends_to is None:
                 raise
             written += write(file, as_of_checkpoint, None)
-        goes_on = None
+        appends_to = None
     return written
 
 
@@ -197,7 +197,7 @@ def _leave_open(
 ) -> None:
     if slot is not None and not is_full(last.size_bytes, settings):
         slot.keep(
-            OpenFile(
+            AppendableFile(
                 file_id=last.file_id,
                 path=handle.path,
                 size_bytes=last.size_bytes,
@@ -213,18 +213,18 @@ def _write(
     subtask: int,
     segments: Sequence[Encoded],
     as_of_checkpoint: int,
-    goes_on: OpenFile | None,
+    appends_to: AppendableFile | None,
 ) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
     """Writes one file, or the end of one; yields each of its segments with it."""
-    plan = manager.plan
-    directory = plan.shared_directory(subtask) if plan.settings.merging_enabled else None
-    path_of = partial(shared_file, plan.job_id, subtask, plan.parallelism)
+    run = manager.run
+    directory = run.shared_directory(subtask) if run.settings.merging_enabled else None
+    path_of = partial(shared_file, run.job_id, subtask, run.parallelism)
     if directory is None:
-        path_of = partial(exclusive_file, plan.job_id, as_of_checkpoint, subtask)
+        path_of = partial(exclusive_file, run.job_id, as_of_checkpoint, subtask)
     target = Target(batch=batch, scope=Scope.SHARED, path_of=path_of, is_changelog=False)
-    write = FileWrite(target, lambda: [segment.data for segment in segments], goes_on)
+    write = FileWrite(target, lambda: [segment.data for segment in segments], appends_to)
     [written] = write_files(manager, store, [write], claim=directory)
-    offset = goes_on.size_bytes if goes_on else 0
+    offset = appends_to.size_bytes if appends_to else 0
     for segment in segments:
         yield written.file, segment.spec.at(written.path, offset)
         offset += segment.spec.size_bytes

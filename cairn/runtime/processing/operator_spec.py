@@ -32,7 +32,7 @@ class EventTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class OperatorSpec:
     """What a stateful operator does with the rows of a key, wherever and whenever it runs.
 
     `processor` is the user's processor, pickled: each subtask gets a copy of its own.

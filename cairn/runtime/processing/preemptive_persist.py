@@ -18,7 +18,7 @@ LEAST_SHARE = 0.25
 """The least that is handed over at a time, as a share of all changes before.
 
 Finding out what is new walks all that a batch has changed. With this, all walks together cost a
-constant per change, and a batch has tens of parts, however much it changes.
+constant per change, and a batch has tens of segments, however much it changes.
 """
 _MOST_GROWTH = 15
 """Items until the next look, at most, as a multiple of those so far: the first may be small."""
@@ -27,7 +27,7 @@ _LEAST_GROWTH = 1 / 8
 
 
 class Log(Protocol):
-    """Takes a batch's changes in parts."""
+    """Takes a batch's changes, some at a time."""
 
     def append(self, changes: Changes) -> None:
         """Adds changes."""
@@ -38,7 +38,7 @@ class Log(Protocol):
         ...
 
 
-class Pacing:
+class PreemptivePersist:
     """Gives a log the changes of an overlay each time there are `threshold_bytes` more of them."""
 
     def __init__(self, overlay: Overlay, log: Log, threshold_bytes: int) -> None:
@@ -50,7 +50,7 @@ class Pacing:
         self._per_item_bytes = 0.0
         self._allowed = 0
 
-    def paced(self, items: Iterable[T]) -> Iterator[T]:
+    def after_each(self, items: Iterable[T]) -> Iterator[T]:
         """Yields items, each of which changes the overlay before the next one is asked for."""
         items = iter(items)
         for item in items:

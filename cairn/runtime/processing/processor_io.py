@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from cairn.runtime.processing.frames import frame_of, frames_to_batch
 from cairn.runtime.processing.grouping import Groups, KeyColumns, group
 from cairn.runtime.processing.rows import rows_of, rows_to_batch
-from cairn.runtime.processing.task_input import Part
+from cairn.runtime.processing.task_input import KeyedRows
 
 OUTPUT_ROWS_PER_BATCH = 10_000
 """Turned into Arrow as they come: many live Python objects make the garbage collector slow."""
@@ -22,11 +22,11 @@ RowsOfKey = tuple[int, tuple[Any, ...], Iterator[Any]]
 """The key's hash, the key, and its rows: of class Row, or frames."""
 
 
-class Form(Protocol):
+class ProcessorIO(Protocol):
     """How a processor gets rows and gives them back."""
 
-    def by_key(self, part: Part, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
-        """Yields each key of a part; its rows can be read until the next key is asked for."""
+    def by_key(self, keyed: KeyedRows, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
+        """Yields each key; its rows can be read until the next key is asked for."""
         ...
 
     def collect(self, results: Iterable[Any]) -> None:
@@ -38,7 +38,7 @@ class Form(Protocol):
         ...
 
 
-class RowForm:
+class RowIO:
     """Rows of class Row. `emit` takes batches of the output schema."""
 
     def __init__(self, output_schema: StructType, emit: Callable[[pa.RecordBatch], None]) -> None:
@@ -46,15 +46,15 @@ class RowForm:
         self._emit = emit
         self._rows: list[Any] = []
 
-    def by_key(self, part: Part, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
+    def by_key(self, keyed: KeyedRows, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
         """Yields each key with an iterator of its rows."""
-        if part.is_one_key:
-            tables = iter(part.tables)
+        if keyed.is_one_key:
+            tables = iter(keyed.tables)
             first = next(tables)
             key_hash, key = _only_key(first, keys)
             yield key_hash, key, (row for t in chain([first], tables) for row in rows_of(t, schema))
             return
-        for table in part.tables:
+        for table in keyed.tables:
             groups = group(table, keys)
             rows = rows_of(groups.table, schema)
             for key_hash, key, count in zip(groups.hashes, groups.keys, groups.counts, strict=True):
@@ -75,7 +75,7 @@ class RowForm:
             self._rows.clear()
 
 
-class PandasForm:
+class PandasIO:
     """pandas frames of at most `frame_rows` rows, as Spark's arrow.maxRecordsPerBatch."""
 
     def __init__(
@@ -93,10 +93,10 @@ class PandasForm:
         self._frames: list[Any] = []
         self._rows = 0
 
-    def by_key(self, part: Part, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
+    def by_key(self, keyed: KeyedRows, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
         """Yields each key with an iterator of frames, whose index starts at 0."""
-        if part.is_one_key:
-            tables = iter(part.tables)
+        if keyed.is_one_key:
+            tables = iter(keyed.tables)
             first = next(tables)
             key_hash, key = _only_key(first, keys)
             yield (
@@ -109,7 +109,7 @@ class PandasForm:
                 ),
             )
             return
-        for table in part.tables:
+        for table in keyed.tables:
             groups = group(table, keys)
             everything = frame_of(groups.table, schema, self._timezone)
             start = 0

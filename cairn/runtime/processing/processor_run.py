@@ -18,10 +18,10 @@ from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.processing.grouping import KeyColumns
-from cairn.runtime.processing.operator_spec import Operator
-from cairn.runtime.processing.preemptive_persist import Pacing
-from cairn.runtime.processing.processor_io import Form, PandasForm, RowForm
-from cairn.runtime.processing.task_input import Part
+from cairn.runtime.processing.operator_spec import OperatorSpec
+from cairn.runtime.processing.preemptive_persist import PreemptivePersist
+from cairn.runtime.processing.processor_io import PandasIO, ProcessorIO, RowIO
+from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import state_prefix
 from cairn.state.handle import StateHandle
@@ -41,15 +41,15 @@ class Share:
 
 
 def process(
-    operator: Operator,
+    operator: OperatorSpec,
     share: Share,
     reader: Reader,
     times: BatchTimes,
     *,
-    initial: Iterable[Part],
-    rows: Iterable[Part],
+    initial: Iterable[KeyedRows],
+    rows: Iterable[KeyedRows],
     emit: Callable[[pa.RecordBatch], None],
-    pacing: Callable[[Overlay], Pacing] | None = None,
+    persist: Callable[[Overlay], PreemptivePersist] | None = None,
     lists: Lists | None = None,
 ) -> Overlay:
     """Runs a fresh processor over initial state rows, rows and due timers; returns the changes.
@@ -57,12 +57,12 @@ def process(
     The subtask's operator lists are changed in place; None for empty ones that nobody reads later.
     Timers fire after all rows, in order of expiry: those that are due when the first one fires,
     as in Spark. Then what has outlived its TTL is removed. `emit` takes the output as it comes;
-    what `pacing` makes takes changes meanwhile, and the overlay has the rest.
+    what `persist` makes takes changes meanwhile, and the overlay has the rest.
     """
     overlay = Overlay(reader)
-    paced = iter if pacing is None else pacing(overlay).paced
+    after_each = iter if persist is None else persist(overlay).after_each
     handle = StateHandle(operator.states, overlay, Row, times, lists)
-    work = _Work(operator, share, overlay, times, emit, handle, paced)
+    work = _Work(operator, share, overlay, times, emit, handle, after_each)
     processor = operator.new_processor()
     processor.init(work.handle)  # type: ignore[arg-type]  # the same methods, not the same class
     work.initialise(processor, initial)
@@ -70,7 +70,7 @@ def process(
     if times.mode is not TimeMode.NONE:
         work.fire_timers(processor)
     processor.close()
-    work.form.flush()
+    work.io.flush()
     has_ttl = any(variable.ttl_ms is not None for variable in operator.states.values())
     if has_ttl or operator.dropped_state_ids:  # a dropped one's index goes as it expires
         purge_expired(overlay, share.key_groups, times.processing_ms)
@@ -90,37 +90,37 @@ def _drop(overlay: Overlay, key_groups: KeyGroupRange, state_id: int) -> None:
 class _Work:
     def __init__(
         self,
-        operator: Operator,
+        operator: OperatorSpec,
         share: Share,
         overlay: Overlay,
         times: BatchTimes,
         emit: Callable[[pa.RecordBatch], None],
         handle: StateHandle,
-        paced: Callable[[Iterable[Any]], Iterator[Any]],
+        after_each: Callable[[Iterable[Any]], Iterator[Any]],
     ) -> None:
         self.handle = handle
-        self.form = _form(operator, emit)
+        self.io = _io_of(operator, emit)
         self._operator = operator
-        self._paced = paced
+        self._after_each = after_each
         self._share = share
         self._times = times
         self._timer_values = TimerValues(times.processing_ms, times.watermark_ms)
         self._timers = Timers(overlay)
         self._key_codec = TupleCodec(operator.key_schema, name="key", row_factory=Row)
 
-    def initialise(self, processor: StatefulProcessor, parts: Iterable[Part]) -> None:
+    def initialise(self, processor: StatefulProcessor, tables: Iterable[KeyedRows]) -> None:
         """Hands over initial state: each row, or each frame, on its own."""
         schema = self._operator.initial_schema or StructType()
         by_key = chain.from_iterable(
-            self._by_key(part, self._operator.initial_keys, schema) for part in parts
+            self._by_key(keyed, self._operator.initial_keys, schema) for keyed in tables
         )
-        for key, rows in self._paced(by_key):
+        for key, rows in self._after_each(by_key):
             for row in rows:
                 processor.handleInitialState(key, row, self._timer_values)
 
-    def handle_rows(self, processor: StatefulProcessor, parts: Iterable[Part]) -> None:
+    def handle_rows(self, processor: StatefulProcessor, tables: Iterable[KeyedRows]) -> None:
         """Hands over the batch's rows, key by key."""
-        collect, values = self.form.collect, self._timer_values
+        collect, values = self.io.collect, self._timer_values
         handle, keys, schema = (
             processor.handleInputRows,
             self._operator.keys,
@@ -128,8 +128,8 @@ class _Work:
         )
         set_key, encode = self.handle.set_key, self._key_codec.encode
         key_groups = self._share.max_parallelism
-        by_key = chain.from_iterable(self.form.by_key(part, keys, schema) for part in parts)
-        for key_hash, key, rows in self._paced(by_key):
+        by_key = chain.from_iterable(self.io.by_key(keyed, keys, schema) for keyed in tables)
+        for key_hash, key, rows in self._after_each(by_key):
             set_key(key_hash % key_groups, encode(key))
             collect(handle(key, rows, values))
 
@@ -140,10 +140,10 @@ class _Work:
         until_ms = times.watermark_ms if is_event_time else times.processing_ms
         make_key = Row(*self._key_codec.field_names)
         due = self._timers.due(self._share.key_groups, until_ms)
-        for expiry_ms, key_group, key_bytes in self._paced(due):
+        for expiry_ms, key_group, key_bytes in self._after_each(due):
             self.handle.set_key(key_group, key_bytes)
             key = self._key_codec.decode(key_bytes)
-            self.form.collect(
+            self.io.collect(
                 processor.handleExpiredTimer(
                     key=make_key(*key),
                     timerValues=self._timer_values,
@@ -153,19 +153,19 @@ class _Work:
             self._timers.delete(key_group, key_bytes, expiry_ms)
 
     def _by_key(
-        self, part: Part, keys: KeyColumns, schema: StructType
+        self, keyed: KeyedRows, keys: KeyColumns, schema: StructType
     ) -> Iterator[tuple[tuple[Any, ...], Iterator[Any]]]:
-        for key_hash, key, rows in self.form.by_key(part, keys, schema):
+        for key_hash, key, rows in self.io.by_key(keyed, keys, schema):
             self.handle.set_key(key_hash % self._share.max_parallelism, self._key_codec.encode(key))
             yield key, rows
 
 
-def _form(operator: Operator, emit: Callable[[pa.RecordBatch], None]) -> Form:
+def _io_of(operator: OperatorSpec, emit: Callable[[pa.RecordBatch], None]) -> ProcessorIO:
     if operator.uses_pandas:
-        return PandasForm(
+        return PandasIO(
             operator.output_schema,
             emit,
             timezone=operator.timezone,
             frame_rows=operator.frame_rows,
         )
-    return RowForm(operator.output_schema, emit)
+    return RowIO(operator.output_schema, emit)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cairn.errors import RefusedError
 from cairn.runtime.processing.grouping import KeyColumns, distinct_keys, rows_of_key
-from cairn.runtime.processing.operator_spec import INPUT_COLUMN, KEY_HASH_COLUMN, Operator
+from cairn.runtime.processing.operator_spec import INPUT_COLUMN, KEY_HASH_COLUMN, OperatorSpec
 from cairn.runtime.processing.spill import SpillDirectory, SpillFile
 
 _BITS = 4
@@ -28,7 +28,7 @@ Hashes = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputCounts:
     """How many rows a subtask was given, how many were late, the latest event time by input."""
 
     rows: int = 0
@@ -37,14 +37,14 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyedRows:
     """Some whole keys in one table, or the one key of several tables."""
 
     tables: Iterable[pa.Table]
     is_one_key: bool
 
 
-class Intake:
+class TaskInput:
     """What one task was given in one batch.
 
     Args:
@@ -57,7 +57,7 @@ class Intake:
 
     def __init__(
         self,
-        operator: Operator,
+        operator: OperatorSpec,
         subtask_of: npt.NDArray[np.int64],
         subtasks: range,
         *,
@@ -100,18 +100,18 @@ class Intake:
             for bucket in self._files.values():
                 bucket.file.close()
 
-    def given(self, subtask: int) -> Input:
+    def counts(self, subtask: int) -> InputCounts:
         """Returns the counts of a subtask's input. The latest event time is the task's."""
-        return Input(self._rows[subtask], self._late_rows[subtask], tuple(self._max_event_ms))
+        return InputCounts(self._rows[subtask], self._late_rows[subtask], tuple(self._max_event_ms))
 
-    def parts(self, subtask: int) -> Iterator[Part]:
-        """Yields a subtask's rows, every key in one part. Call it once per subtask, in order."""
+    def keyed_rows(self, subtask: int) -> Iterator[KeyedRows]:
+        """Yields a subtask's rows, those of a key together. Call it once per subtask, in order."""
         if self._batches:
             table = pa.Table.from_batches(self._batches)
             if len(self._subtasks) > 1:
                 table = table.filter(pa.array(self._subtasks_of(_hashes(table)) == subtask))
             if table.num_rows:
-                yield Part([table], is_one_key=False)
+                yield KeyedRows([table], is_one_key=False)
         for (owner, _), bucket in sorted(self._files.items()):
             if owner == subtask:
                 yield from self._parts_of(bucket, self._first_bits)
@@ -194,11 +194,11 @@ class Intake:
             bucket.file.write(batch.slice(start, end - start))
             bucket.is_one_hash &= bool(np.all(hashes[start:end] == bucket.hash))
 
-    def _parts_of(self, bucket: _Bucket, used_bits: int) -> Iterator[Part]:
+    def _parts_of(self, bucket: _Bucket, used_bits: int) -> Iterator[KeyedRows]:
         """Yields a file's keys: at once if they fit, else split by more of their hash."""
         file = bucket.file
         if file.size_bytes <= self._memory_bytes:
-            yield Part([pa.Table.from_batches(list(file.read()))], is_one_key=False)
+            yield KeyedRows([pa.Table.from_batches(list(file.read()))], is_one_key=False)
         elif bucket.is_one_hash:
             yield from self._one_hash(file)
         else:
@@ -212,13 +212,13 @@ class Intake:
                 yield from self._parts_of(smaller, used_bits + _BITS)
         file.remove()
 
-    def _one_hash(self, file: SpillFile) -> Iterator[Part]:
+    def _one_hash(self, file: SpillFile) -> Iterator[KeyedRows]:
         """Yields each key of a file: one as a rule, more where hashes collide."""
         keys: dict[object, None] = {}
         for batch in file.read():
             keys |= dict.fromkeys(distinct_keys(batch, self._keys))
         for key in keys:
-            yield Part(_tables_of_key(file, key, self._keys), is_one_key=True)
+            yield KeyedRows(_tables_of_key(file, key, self._keys), is_one_key=True)
 
 
 def _tables_of_key(file: SpillFile, key: object, keys: KeyColumns) -> Iterator[pa.Table]:

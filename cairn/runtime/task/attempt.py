@@ -12,39 +12,39 @@ from dataclasses import dataclass, field
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.begin import BatchStart
 from cairn.runtime.commit.changelog import AttemptRef, Changelog
-from cairn.runtime.commit.commit_files import Request, SubtaskPart
+from cairn.runtime.commit.commit_files import Request, SubtaskResult
 from cairn.runtime.commit.group_commit import Running, ask, commit
 from cairn.runtime.executor.local_store import LocalReader
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.spool import SpooledSegment
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.schedule import start_if_due
-from cairn.runtime.processing.task_input import Input
+from cairn.runtime.processing.task_input import InputCounts
 from cairn.state.view import Overlay
 from cairn.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worked:
-    """A subtask that has been done: its changes are in its log, its operator lists in the spool."""
+class FinishedSubtask:
+    """A subtask whose rows are processed: changes in its log, operator lists in the spool."""
 
     log: Changelog
-    given: Input
+    counts: InputCounts
     restore_ms: int
     lists: tuple[SpooledSegment, ...] = ()
 
-    def part(self) -> SubtaskPart:
+    def result(self) -> SubtaskResult:
         """Returns the segments to acknowledge; waits for an early upload in flight.
 
         Raises:
             CairnError: see `Changelog.persist`.
         """
-        given = self.given
-        return SubtaskPart(
+        counts = self.counts
+        return SubtaskResult(
             subtask=self.log.subtask,
-            input_rows=given.rows,
-            late_rows=given.late_rows,
-            max_event_ms=given.max_event_ms,
+            input_rows=counts.rows,
+            late_rows=counts.late_rows,
+            max_event_ms=counts.max_event_ms,
             restore_ms=self.restore_ms,
             segments=(*self.log.persist(after=self.log.start), *self.lists),
         )
@@ -52,7 +52,7 @@ class Worked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What all steps of an attempt need. `early` uploads parts while their batch is running."""
+    """What all steps of an attempt need. `early` uploads segments while their batch is running."""
 
     manager: TaskManager
     store: ObjectStore
@@ -72,8 +72,8 @@ class Attempt:
                 self.early.shutdown(wait=False, cancel_futures=True)
 
     def run_subtask(
-        self, subtask: int, given: Input, work: Callable[[LocalReader, Changelog], Overlay]
-    ) -> Worked:
+        self, subtask: int, counts: InputCounts, work: Callable[[LocalReader, Changelog], Overlay]
+    ) -> FinishedSubtask:
         """Does one subtask: its parent's state, a materialization's start, the work, the spool.
 
         `work` may append to the log what it takes from its overlay.
@@ -85,7 +85,7 @@ class Attempt:
             start_if_due(self.manager, self.batch, clock, subtask, weight)
             log = self.open_log(subtask)
             overlay = work(reader, log)
-        return self.spool(log, overlay, given, restore_ms)
+        return self.spool(log, overlay, counts, restore_ms)
 
     def open_log(self, subtask: int) -> Changelog:
         """Returns the log of a subtask whose local state is the parent's, truncated up to there."""
@@ -101,25 +101,27 @@ class Attempt:
         log.truncate(before=log.last_appended())
         return log
 
-    def spool(self, log: Changelog, overlay: Overlay, given: Input, restore_ms: int = 0) -> Worked:
+    def spool(
+        self, log: Changelog, overlay: Overlay, counts: InputCounts, restore_ms: int = 0
+    ) -> FinishedSubtask:
         """Writes the rest of a subtask's changes to the spool."""
         log.append(overlay.changes())
         log.last_appended()
-        return Worked(log=log, given=given, restore_ms=restore_ms)
+        return FinishedSubtask(log=log, counts=counts, restore_ms=restore_ms)
 
-    def request(self, worked: Sequence[Worked]) -> Request:
+    def request(self, finished: Sequence[FinishedSubtask]) -> Request:
         """Returns the request to acknowledge the subtasks."""
         # The newest first: its uploads wait the longest, and are taken back before they begin.
-        parts = tuple(one.part() for one in reversed(worked))
+        results = tuple(one.result() for one in reversed(finished))
         return Request(
             checkpoint_id=self.start.checkpoint_id,
             attempt_id=self.attempt_id,
             task_attempt=self.task_attempt,
-            parts=parts[::-1],
+            results=results[::-1],
         )
 
-    def commit(self, worked: Sequence[Worked]) -> None:
+    def commit(self, finished: Sequence[FinishedSubtask]) -> None:
         """Returns once the subtasks are durable and acknowledged; see `group_commit.commit`."""
-        request = self.request(worked)
+        request = self.request(finished)
         ask(self.manager, request)
         commit(self.manager, self.store, self.batch, request)

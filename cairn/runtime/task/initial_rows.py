@@ -13,10 +13,10 @@ from pyspark import TaskContext
 from cairn.catalog.job.files import IntendedFile, intend_initial_rows
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.layout import shared_file
-from cairn.runtime.executor.run_context import InitialRows, RunPlan
-from cairn.runtime.processing.operator_spec import Operator
+from cairn.runtime.executor.run_context import InitialRows, RunContext
+from cairn.runtime.processing.operator_spec import OperatorSpec
 from cairn.runtime.processing.spill import Output, SpillDirectory
-from cairn.runtime.processing.task_input import Intake, Part, subtasks_by_key_group
+from cairn.runtime.processing.task_input import KeyedRows, TaskInput, subtasks_by_key_group
 from cairn.storage import open_store
 from cairn.storage.store import ObjectStore
 from metastore.enums import Scope
@@ -25,11 +25,11 @@ ROW_COLUMN, INITIAL_COLUMN = "__cairn_row", "__cairn_initial"
 
 
 def unpack(
-    operator: Operator,
+    operator: OperatorSpec,
     batches: Iterator[pa.RecordBatch],
     spill: SpillDirectory,
     memory_bytes: int,
-) -> tuple[Iterator[Part], Iterator[pa.RecordBatch]]:
+) -> tuple[Iterator[KeyedRows], Iterator[pa.RecordBatch]]:
     """Returns the initial state rows, and the rows, of batches made by `pack`, or of other ones."""
     if operator.initial_schema is None:
         return iter(()), batches
@@ -40,49 +40,51 @@ def unpack(
             present = structs.filter(structs.is_valid())
             if len(present):
                 into.add(pa.RecordBatch.from_struct_array(present))
-    first = (Part([pa.Table.from_batches([batch])], is_one_key=False) for batch in initial.read())
+    first = (
+        KeyedRows([pa.Table.from_batches([batch])], is_one_key=False) for batch in initial.read()
+    )
     return first, rows.read()
 
 
 def write_partition(
-    plan: RunPlan, operator: Operator, batches: Iterator[pa.RecordBatch]
+    run: RunContext, operator: OperatorSpec, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[InitialRows]:
     """Writes one partition's initial state rows to the job's storage; yields the files."""
     context = TaskContext.get()
     if context is None:
-        raise RefusedError("initial state is written in Spark tasks only", job=plan.job)
-    store = open_store(plan.storage)
+        raise RefusedError("initial state is written in Spark tasks only", job=run.job)
+    store = open_store(run.storage)
     of_rows = dataclasses.replace(
         operator, key_columns=operator.initial_key_columns, event_time=None, inputs=1
     )
-    subtasks = plan.subtasks(context.partitionId())
+    subtasks = run.subtasks(context.partitionId())
     with SpillDirectory() as spill:
-        intake = Intake(
+        task_input = TaskInput(
             of_rows,
-            subtasks_by_key_group(plan.parallelism, plan.settings.max_parallelism),
+            subtasks_by_key_group(run.parallelism, run.settings.max_parallelism),
             subtasks,
             late_ms=None,
             spill=spill,
-            memory_bytes=plan.settings.task_memory_bytes,
+            memory_bytes=run.settings.task_memory_bytes,
         )
-        intake.read(batches)
+        task_input.read(batches)
         for subtask in subtasks:
-            for part in intake.parts(subtask):
-                for table in part.tables:
-                    yield _put(plan, store, subtask, table)
+            for keyed in task_input.keyed_rows(subtask):
+                for table in keyed.tables:
+                    yield _put(run, store, subtask, table)
 
 
-def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> InitialRows:
+def _put(run: RunContext, store: ObjectStore, subtask: int, table: pa.Table) -> InitialRows:
     file_id = str(uuid.uuid4())
-    path = shared_file(plan.job_id, subtask, plan.parallelism, file_id)
-    plan.catalog.run(
+    path = shared_file(run.job_id, subtask, run.parallelism, file_id)
+    run.catalog.run(
         f"record the write of {path}",
         lambda connection: intend_initial_rows(
             connection,
-            plan.job_id,
-            plan.epoch,
+            run.job_id,
+            run.epoch,
             IntendedFile(file_id, path, Scope.SHARED),
-            plan.shared_directory(subtask),
+            run.shared_directory(subtask),
         ),
     )
     sink = pa.BufferOutputStream()
@@ -97,7 +99,7 @@ def _put(plan: RunPlan, store: ObjectStore, subtask: int, table: pa.Table) -> In
 
 def read_initial_rows(
     store: ObjectStore, job: str, written: Sequence[InitialRows]
-) -> Iterator[Part]:
+) -> Iterator[KeyedRows]:
     """Yields the rows of each object.
 
     Raises:
@@ -114,4 +116,4 @@ def read_initial_rows(
                 file=rows.path,
             )
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            yield Part([reader.read_all()], is_one_key=False)
+            yield KeyedRows([reader.read_all()], is_one_key=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cairn.handles import SegmentHandle
 from cairn.runtime.executor.spool import Spool
-from cairn.runtime.task.attempt import Attempt, Worked
+from cairn.runtime.task.attempt import Attempt, FinishedSubtask
 from cairn.segments.operator_lists import decode, encode, read_lists
 from cairn.segments.reader import READ_AHEAD
 from cairn.state.operator_lists import Lists, redistribute
@@ -25,7 +25,7 @@ class ParentLists:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._plan = attempt.manager.plan
+        self._run = attempt.manager.run
         self._of_all: dict[int, Lists] | None = None
 
     def of(self, subtask: int) -> Lists:
@@ -37,20 +37,20 @@ class ParentLists:
             CorruptSegmentError: a segment's bytes are not those that were written.
             StorageError: a segment cannot be read.
         """
-        parent, plan = self._attempt.start.parent, self._plan
+        parent, run = self._attempt.start.parent, self._run
         if parent is None or not parent.lists:
             return {}
         # What a job was restored with has no acks, and is of the run that restored it.
-        if parent.run_id == plan.run_id and parent.acks:
+        if parent.run_id == run.run_id and parent.acks:
             return self._read([subtask]).get(subtask, {})
-        keeps_own = parent.parallelism == plan.parallelism and not plan.union_lists
+        keeps_own = parent.parallelism == run.parallelism and not run.union_lists
         return redistribute(
             self._read([subtask]) if keeps_own else self._all(),
             parent.parallelism,
             subtask=subtask,
-            parallelism=plan.parallelism,
-            split=plan.split_lists,
-            union=plan.union_lists,
+            parallelism=run.parallelism,
+            split=run.split_lists,
+            union=run.union_lists,
         )
 
     def _all(self) -> dict[int, Lists]:
@@ -73,7 +73,7 @@ class ParentLists:
         data = self._spooled(subtask, handle)
         if data is not None:
             return decode(data)
-        return read_lists(self._attempt.store, handle, job=self._plan.job)
+        return read_lists(self._attempt.store, handle, job=self._run.job)
 
     def _spooled(self, subtask: int, handle: SegmentHandle) -> bytes | None:
         """Returns the segment's bytes if the attempt that wrote it ran on this executor."""
@@ -90,7 +90,7 @@ class ParentLists:
         return spool.find(handle)
 
 
-def spool_lists(attempt: Attempt, worked: Worked, lists: Lists) -> Worked:
+def spool_lists(attempt: Attempt, finished: FinishedSubtask, lists: Lists) -> FinishedSubtask:
     """Writes a subtask's operator lists to the spool; returns its work with their segment.
 
     They are written whole in every batch, changed or not, so that each checkpoint has its own and
@@ -98,13 +98,13 @@ def spool_lists(attempt: Attempt, worked: Worked, lists: Lists) -> Worked:
     """
     entries = sum(map(len, lists.values()))
     if not entries:
-        return worked
+        return finished
     kind, start = SegmentKind.OPERATOR, attempt.start
     spool = Spool(
         manager=attempt.manager,
         checkpoint_id=start.checkpoint_id,
         attempt_id=attempt.attempt_id,
-        subtask=worked.log.subtask,
+        subtask=finished.log.subtask,
     )
     segment = spool.add(encode(lists, metadata=spool.metadata(kind)), entries, kind)
-    return replace(worked, lists=(segment,))
+    return replace(finished, lists=(segment,))

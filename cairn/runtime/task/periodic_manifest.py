@@ -26,10 +26,10 @@ def write_manifest_if_due(manager: TaskManager, store: ObjectStore, parent: Pare
     """
     if parent is None:
         return
-    plan = manager.plan
+    run = manager.run
     try:
-        if parent.checkpoint_id - _newest(manager) >= plan.settings.manifest_interval:
-            write_manifest(plan.catalog, store, plan.job_id, parent.checkpoint_id, epoch=plan.epoch)
+        if parent.checkpoint_id - _newest(manager) >= run.settings.manifest_interval:
+            write_manifest(run.catalog, store, run.job_id, parent.checkpoint_id, epoch=run.epoch)
             _note(manager, parent.checkpoint_id)
     except (StoreFailedError, RefusedError, CorruptSegmentError) as error:
         _log.warning("no manifest of checkpoint %d: %s", parent.checkpoint_id, error)
@@ -40,10 +40,10 @@ def _newest(manager: TaskManager) -> int:
     try:
         return int(_noted(manager).read_bytes())
     except FileNotFoundError:
-        plan = manager.plan
-        newest = plan.catalog.run(
-            f"find the newest manifest of job {plan.job}",
-            lambda connection: newest_manifest(connection, plan.job_id),
+        run = manager.run
+        newest = run.catalog.run(
+            f"find the newest manifest of job {run.job}",
+            lambda connection: newest_manifest(connection, run.job_id),
         )
         _note(manager, newest)
         return newest

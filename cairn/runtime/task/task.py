@@ -16,14 +16,14 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.commit.changelog import Changelog
 from cairn.runtime.executor.local_store import LocalReader
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.processing.operator_spec import Operator
-from cairn.runtime.processing.preemptive_persist import Pacing
+from cairn.runtime.processing.operator_spec import OperatorSpec
+from cairn.runtime.processing.preemptive_persist import PreemptivePersist
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.spill import Output, SpillDirectory
-from cairn.runtime.processing.task_input import Intake, subtasks_by_key_group
-from cairn.runtime.task.attempt import Attempt, Worked
+from cairn.runtime.processing.task_input import TaskInput, subtasks_by_key_group
+from cairn.runtime.task.attempt import Attempt, FinishedSubtask
 from cairn.runtime.task.initial_rows import read_initial_rows, unpack
 from cairn.runtime.task.operator_lists import ParentLists, spool_lists
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
@@ -34,7 +34,7 @@ from cairn.storage import open_store
 
 
 def run_task(
-    plan: RunPlan, operator: Operator, batches: Iterator[pa.RecordBatch]
+    run: RunContext, operator: OperatorSpec, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Processes the rows of a task's subtasks in one micro-batch and yields the output.
 
@@ -43,23 +43,23 @@ def run_task(
     """
     context = TaskContext.get()
     if context is None:
-        raise RefusedError("the stateful operator runs in Spark tasks only", job=plan.job)
-    batch = _batch(plan, context)
-    manager = TaskManager(plan, os.environ["SPARK_LOCAL_DIRS"])
+        raise RefusedError("the stateful operator runs in Spark tasks only", job=run.job)
+    batch = _batch(run, context)
+    manager = TaskManager(run, os.environ["SPARK_LOCAL_DIRS"])
     start = manager.begin(batch)
     attempt = Attempt(
         manager=manager,
-        store=open_store(plan.storage),
+        store=open_store(run.storage),
         batch=batch,
         start=start,
         task_attempt=context.taskAttemptId(),
     )
-    subtasks = plan.subtasks(context.partitionId())
-    memory_bytes = plan.settings.task_memory_bytes
+    subtasks = run.subtasks(context.partitionId())
+    memory_bytes = run.settings.task_memory_bytes
     with SpillDirectory() as spill:
-        intake = Intake(
+        task_input = TaskInput(
             operator,
-            subtasks_by_key_group(plan.parallelism, plan.settings.max_parallelism),
+            subtasks_by_key_group(run.parallelism, run.settings.max_parallelism),
             subtasks,
             late_ms=_late_ms(operator, start),
             spill=spill,
@@ -67,56 +67,58 @@ def run_task(
         )
         output = Output(spill, memory_bytes)
         with attempt.running():
-            intake.read(batches)
+            task_input.read(batches)
             parents = ParentLists(attempt)
             attempt.commit(
-                [_run_subtask(operator, attempt, s, intake, output, parents) for s in subtasks]
+                [_run_subtask(operator, attempt, s, task_input, output, parents) for s in subtasks]
             )
-        if plan.settings.manifest_interval and context.partitionId() == 0:
+        if run.settings.manifest_interval and context.partitionId() == 0:
             write_manifest_if_due(manager, attempt.store, start.parent)
         yield from output.read()
 
 
 def _run_subtask(
-    operator: Operator,
+    operator: OperatorSpec,
     attempt: Attempt,
     subtask: int,
-    intake: Intake,
+    task_input: TaskInput,
     output: Output,
     parents: ParentLists,
-) -> Worked:
+) -> FinishedSubtask:
     lists = parents.of(subtask)
-    work = partial(_process, operator, attempt, subtask, intake, output, lists)
-    worked = attempt.run_subtask(subtask, intake.given(subtask), work)
-    return spool_lists(attempt, worked, lists)
+    work = partial(_process, operator, attempt, subtask, task_input, output, lists)
+    finished = attempt.run_subtask(subtask, task_input.counts(subtask), work)
+    return spool_lists(attempt, finished, lists)
 
 
 def _process(
-    operator: Operator,
+    operator: OperatorSpec,
     attempt: Attempt,
     subtask: int,
-    intake: Intake,
+    task_input: TaskInput,
     output: Output,
     lists: Lists,
     reader: LocalReader,
     log: Changelog,
 ) -> Overlay:
-    plan, start = attempt.manager.plan, attempt.start
-    first_rows = [rows for rows in plan.initial_rows if rows.subtask == subtask]
+    run, start = attempt.manager.run, attempt.start
+    first_rows = [rows for rows in run.initial_rows if rows.subtask == subtask]
     return process(
         operator,
-        Share(plan.key_groups(subtask), plan.settings.max_parallelism),
+        Share(run.key_groups(subtask), run.settings.max_parallelism),
         reader,
         _times(operator, start),
-        initial=read_initial_rows(attempt.store, plan.job, first_rows) if not start.parent else [],
-        rows=intake.parts(subtask),
+        initial=read_initial_rows(attempt.store, run.job, first_rows) if not start.parent else [],
+        rows=task_input.keyed_rows(subtask),
         emit=partial(_emit, operator, start.late_watermark_ms, output),
-        pacing=partial(Pacing, log=log, threshold_bytes=plan.settings.preemptive_persist_bytes),
+        persist=partial(
+            PreemptivePersist, log=log, threshold_bytes=run.settings.preemptive_persist_bytes
+        ),
         lists=lists,
     )
 
 
-def _emit(operator: Operator, late_ms: int, output: Output, batch: pa.RecordBatch) -> None:
+def _emit(operator: OperatorSpec, late_ms: int, output: Output, batch: pa.RecordBatch) -> None:
     """Adds output rows, none of which an operator downstream may drop as late.
 
     Raises:
@@ -136,7 +138,7 @@ def _emit(operator: Operator, late_ms: int, output: Output, batch: pa.RecordBatc
 
 
 def run_batch_task(
-    operator: Operator, memory_bytes: int, now_ms: int, batches: Iterator[pa.RecordBatch]
+    operator: OperatorSpec, memory_bytes: int, now_ms: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Processes one partition of a batch DataFrame, all at once and from no state.
 
@@ -149,39 +151,39 @@ def run_batch_task(
     with SpillDirectory() as spill:
         output = Output(spill, memory_bytes)
         initial, rows = unpack(operator, batches, spill, memory_bytes)
-        intake = Intake(
+        task_input = TaskInput(
             operator, one_group, range(1), late_ms=None, spill=spill, memory_bytes=memory_bytes
         )
-        intake.read(rows)
+        task_input.read(rows)
         process(
             operator,
             Share(KeyGroupRange(0, 1), 1),
             NoState(),
             times,
             initial=initial,
-            rows=intake.parts(0),
+            rows=task_input.keyed_rows(0),
             emit=output.add,
         )
         yield from output.read()
 
 
-def _batch(plan: RunPlan, context: TaskContext) -> BatchRef:
+def _batch(run: RunContext, context: TaskContext) -> BatchRef:
     query_id = context.getLocalProperty("sql.streaming.queryId")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     if query_id is None or batch_id is None:
         raise RefusedError(
             "the stateful operator runs in the micro-batches of a streaming query only",
-            job=plan.job,
+            job=run.job,
         )
-    return plan.batch(query_id, int(batch_id))
+    return run.batch(query_id, int(batch_id))
 
 
-def _times(operator: Operator, start: BatchStart) -> BatchTimes:
+def _times(operator: OperatorSpec, start: BatchStart) -> BatchTimes:
     if operator.time_mode is TimeMode.NONE:
         return BatchTimes()
     return BatchTimes(operator.time_mode, start.processing_ms, start.watermark_ms)
 
 
-def _late_ms(operator: Operator, start: BatchStart) -> int | None:
+def _late_ms(operator: OperatorSpec, start: BatchStart) -> int | None:
     is_event_time = operator.time_mode is TimeMode.EVENT_TIME
     return start.late_watermark_ms if is_event_time else None

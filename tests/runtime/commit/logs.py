@@ -12,10 +12,10 @@ from cairn.catalog.job.segments import segments_at
 from cairn.runtime.commit.changelog import Changelog
 from cairn.runtime.executor.local_store import open_local
 from cairn.runtime.executor.parent_state import parent_state
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.processing.task_input import Input
-from cairn.runtime.task.attempt import Attempt, Worked
+from cairn.runtime.processing.task_input import InputCounts
+from cairn.runtime.task.attempt import Attempt, FinishedSubtask
 from cairn.segments.reader import read_segment
 from cairn.state.entries import entry_prefix, list_suffix, split
 from cairn.state.view import Changes, Overlay
@@ -45,14 +45,16 @@ class Work:
 
     def commit(self) -> None:
         """Makes the batch's changes durable and acknowledges them."""
-        self.attempt.commit([Worked(log=self.log, given=Input(rows=1), restore_ms=0)])
+        self.attempt.commit(
+            [FinishedSubtask(log=self.log, counts=InputCounts(rows=1), restore_ms=0)]
+        )
 
 
 @dataclass
 class Query:
     """A query of one subtask, whose batches are worked on by hand."""
 
-    plan: RunPlan
+    plan: RunContext
     attempts: int = 0
     store: ObjectStore = field(init=False)
 

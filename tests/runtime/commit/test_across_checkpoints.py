@@ -319,11 +319,11 @@ def test_whoever_is_killed_while_a_file_goes_on_loses_nothing(stream: Stream, ki
 
     stream.batch()
     assert read_back(stream.plan, 2) == remembered(2)
-    goes_on = kill_at == "after record"
-    assert len(files(stream.plan)) == (1 if goes_on else 2), "given up, unless it is at rest"
+    appends_to = kill_at == "after record"
+    assert len(files(stream.plan)) == (1 if appends_to else 2), "given up, unless it is at rest"
     for _ in range(3):
         stream.batch()
-    assert len(files(stream.plan)) == (1 if goes_on else 2), "the new one goes on"
+    assert len(files(stream.plan)) == (1 if appends_to else 2), "the new one goes on"
     clean(stream)
     assert_readable_up_to_their_size(stream)
     assert read_back(stream.plan, 5) == remembered(5)

@@ -16,7 +16,7 @@ from cairn.cli import main
 from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.deleter import delete_directories
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import directories, files, objects, rows
@@ -30,7 +30,7 @@ def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Stream:
     return made
 
 
-def owned(plan: RunPlan) -> str:
+def owned(plan: RunContext) -> str:
     return f"taskmanager-owned/{TaskManager(plan, 'executor').tm_id}"
 
 

@@ -14,7 +14,7 @@ import pytest
 from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.locks import try_lock
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.file_rows import files, objects, rows
@@ -136,7 +136,7 @@ def test_a_commits_row_says_how_long_it_waited_for_a_pool_that_blocks(stream: St
     assert 100 <= blocked <= took_ms
 
 
-def wait_for_requests(plan: RunPlan, number: int) -> None:
+def wait_for_requests(plan: RunContext, number: int) -> None:
     pending = TaskManager(plan, "executor").directory / "pending"
     while len([file for file in pending.iterdir() if file.suffix != ".draft"]) < number:
         threading.Event().wait(0.005)

@@ -22,7 +22,7 @@ from sqlalchemy import text
 from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.commit_files import Request
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
 from tests.runtime.forks import FORKS
@@ -47,7 +47,7 @@ KILLS = [
 
 
 @pytest.fixture
-def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> RunPlan:
+def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> RunContext:
     return new_run(
         metastore_url,
         tmp_storage,
@@ -57,18 +57,18 @@ def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> RunPlan:
     )
 
 
-def task(plan: RunPlan, subtask: int, attempt: int = 1, batch_id: int = 0) -> Task:
+def task(plan: RunContext, subtask: int, attempt: int = 1, batch_id: int = 0) -> Task:
     return Task(plan, "executor", batch_id, subtask, attempt, remember(batch_id))
 
 
-def rows(plan: RunPlan, statement: str) -> list[Any]:
+def rows(plan: RunContext, statement: str) -> list[Any]:
     """Returns the rows of a statement, of which each has one column or is a tuple."""
     with plan.catalog.begin() as connection:
         found = [tuple(row) for row in connection.execute(text(statement))]
     return [row[0] if len(row) == 1 else row for row in found]
 
 
-def assert_complete(plan: RunPlan) -> None:
+def assert_complete(plan: RunContext) -> None:
     """Checkpoint 1 is whole, each subtask has one segment in it, and the state is right."""
     assert rows(plan, "SELECT status FROM cairn.checkpoints WHERE checkpoint_id = 1") == [
         "COMPLETED"
@@ -78,7 +78,7 @@ def assert_complete(plan: RunPlan) -> None:
     assert read_back(plan, 1) == remembered(1)
 
 
-def assert_nothing_unknown(plan: RunPlan) -> None:
+def assert_nothing_unknown(plan: RunContext) -> None:
     """Every object has a file row that is to live or to go; every sealed file its object."""
     known = dict(rows(plan, "SELECT path, status FROM cairn.physical_files"))
     objects = {found.path for found in PosixStore(Path(plan.storage[7:])).list(f"{plan.job_id}/")}
@@ -87,7 +87,7 @@ def assert_nothing_unknown(plan: RunPlan) -> None:
 
 
 @contextmanager
-def processes(plan: RunPlan, kill_first_at: str = "") -> Iterator[list[OtherProcess]]:
+def processes(plan: RunContext, kill_first_at: str = "") -> Iterator[list[OtherProcess]]:
     """Yields a process per subtask, all running with their parent's state."""
     started = [
         OtherProcess(plan, subtask, kill_first_at if subtask == 0 else "")
@@ -104,7 +104,7 @@ def processes(plan: RunPlan, kill_first_at: str = "") -> Iterator[list[OtherProc
 class OtherProcess:
     """A task in a process forked from one that has everything imported."""
 
-    def __init__(self, plan: RunPlan, subtask: int, kill_at: str) -> None:
+    def __init__(self, plan: RunContext, subtask: int, kill_at: str) -> None:
         self._pipe, other_end = FORKS.Pipe()
         self.process = FORKS.Process(
             target=run_task, args=(other_end, facts_of(plan), "executor", subtask, kill_at)
@@ -126,7 +126,7 @@ class OtherProcess:
         self._pipe.close()
 
 
-def wait_for_requests(plan: RunPlan, number: int) -> None:
+def wait_for_requests(plan: RunContext, number: int) -> None:
     pending = TaskManager(plan, "executor").directory / "pending"
     give_up = time.monotonic() + 10
     while len([file for file in pending.iterdir() if file.suffix != ".draft"]) < number:
@@ -135,7 +135,7 @@ def wait_for_requests(plan: RunPlan, number: int) -> None:
 
 
 def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
-    plan: RunPlan,
+    plan: RunContext,
 ) -> None:
     with processes(plan) as started:
         for process in started:
@@ -156,7 +156,7 @@ def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
     ],
 )
 def test_the_others_finish_when_the_holder_is_killed(
-    plan: RunPlan, kill_at: str, merges: bool
+    plan: RunContext, kill_at: str, merges: bool
 ) -> None:
     settings = replace(plan.settings, merging_enabled=merges)
     if not merges:  # so that they would wait for the dead one's slot
@@ -185,7 +185,7 @@ def test_the_others_finish_when_the_holder_is_killed(
     assert read_back(newer, 4) == remembered(4)
 
 
-def test_a_task_whose_request_another_committed_does_nothing_more(plan: RunPlan) -> None:
+def test_a_task_whose_request_another_committed_does_nothing_more(plan: RunContext) -> None:
     waiting = task(plan, 0).steps()
     assert [next(waiting) for _ in range(3)][-1] == "asked"
     quick = replace(plan, settings=replace(plan.settings, persist_delay_ms=0))
@@ -197,7 +197,7 @@ def test_a_task_whose_request_another_committed_does_nothing_more(plan: RunPlan)
 
 
 def test_a_task_that_waits_is_not_told_it_is_done_when_a_newer_run_removes_its_request(
-    plan: RunPlan,
+    plan: RunContext,
 ) -> None:
     for subtask in range(SUBTASKS):
         task(without_delay(plan), subtask).run()
@@ -214,7 +214,7 @@ def test_a_task_that_waits_is_not_told_it_is_done_when_a_newer_run_removes_its_r
     assert rows(plan, "SELECT subtask FROM cairn.subtask_acks WHERE checkpoint_id = 2") == []
 
 
-def test_a_run_whose_directory_is_gone_is_fenced(plan: RunPlan) -> None:
+def test_a_run_whose_directory_is_gone_is_fenced(plan: RunContext) -> None:
     late = task(plan, 0).steps()
     assert [next(late), next(late)] == ["begun", "restored"]
     newer = new_run(plan.catalog.url, plan.storage, plan.settings.local_dir)
@@ -223,7 +223,7 @@ def test_a_run_whose_directory_is_gone_is_fenced(plan: RunPlan) -> None:
         list(late)
 
 
-def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: RunPlan) -> None:
+def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: RunContext) -> None:
     patient = replace(plan, settings=replace(plan.settings, persist_delay_ms=300))
     slow = task(plan, 1).steps()
     assert [next(slow), next(slow)] == ["begun", "restored"]
@@ -234,7 +234,7 @@ def test_a_running_task_is_waited_for_no_longer_than_the_persist_delay(plan: Run
     assert len(rows(plan, "SELECT 1 FROM cairn.physical_files")) == 2
 
 
-def test_a_running_task_is_not_waited_for_once_enough_bytes_wait(plan: RunPlan) -> None:
+def test_a_running_task_is_not_waited_for_once_enough_bytes_wait(plan: RunContext) -> None:
     """Neither alone has enough; the delay is 10 s."""
     slow = task(plan, 2).steps()
     assert [next(slow), next(slow)] == ["begun", "restored"]
@@ -252,7 +252,7 @@ def test_a_running_task_is_not_waited_for_once_enough_bytes_wait(plan: RunPlan) 
     assert_complete(plan)
 
 
-def test_fewer_bytes_than_the_threshold_wait_for_the_persist_delay(plan: RunPlan) -> None:
+def test_fewer_bytes_than_the_threshold_wait_for_the_persist_delay(plan: RunContext) -> None:
     patient = replace(plan.settings, persist_delay_ms=300, persist_size_bytes=10 << 20)
     slow = task(plan, 1).steps()
     assert [next(slow), next(slow)] == ["begun", "restored"]
@@ -262,7 +262,7 @@ def test_fewer_bytes_than_the_threshold_wait_for_the_persist_delay(plan: RunPlan
     slow.close()
 
 
-def test_a_task_that_is_dead_is_not_waited_for(plan: RunPlan) -> None:
+def test_a_task_that_is_dead_is_not_waited_for(plan: RunContext) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     manager = TaskManager(plan, "executor")
@@ -274,7 +274,7 @@ def test_a_task_that_is_dead_is_not_waited_for(plan: RunPlan) -> None:
 
 
 def test_of_a_dead_attempts_request_and_its_successors_the_later_counts(
-    plan: RunPlan,
+    plan: RunContext,
 ) -> None:
     quick = without_delay(plan)
     killed = task(quick, 0, attempt=1).steps()
@@ -286,7 +286,7 @@ def test_of_a_dead_attempts_request_and_its_successors_the_later_counts(
     assert rows(plan, "SELECT task_attempt FROM cairn.subtask_acks ORDER BY subtask") == [2, 3, 4]
 
 
-def test_two_executors_commit_each_their_own_file(plan: RunPlan, tmp_path: Path) -> None:
+def test_two_executors_commit_each_their_own_file(plan: RunContext, tmp_path: Path) -> None:
     quick = without_delay(plan)
     other_host = on_host(quick, str(tmp_path / "other-host"))
     tasks = [
@@ -322,7 +322,7 @@ class FailingStore(PosixStore):
 
 
 def test_a_write_that_failed_acknowledges_nobody_and_the_next_holder_writes_anew(
-    plan: RunPlan,
+    plan: RunContext,
 ) -> None:
     once = replace(plan.settings, persist_delay_ms=0, upload_retry_policy="none")
     quick = replace(plan, settings=once)
@@ -338,7 +338,7 @@ def test_a_write_that_failed_acknowledges_nobody_and_the_next_holder_writes_anew
     assert_nothing_unknown(plan)
 
 
-def test_old_spools_requests_and_receipts_do_not_pile_up(plan: RunPlan) -> None:
+def test_old_spools_requests_and_receipts_do_not_pile_up(plan: RunContext) -> None:
     quick = without_delay(plan)
     for batch_id in range(5):
         for subtask in range(SUBTASKS):
@@ -356,5 +356,5 @@ def test_old_spools_requests_and_receipts_do_not_pile_up(plan: RunPlan) -> None:
     assert os.listdir(directory.parent) == [directory.name]
 
 
-def without_delay(plan: RunPlan) -> RunPlan:
+def without_delay(plan: RunContext) -> RunContext:
     return replace(plan, settings=replace(plan.settings, persist_delay_ms=0))

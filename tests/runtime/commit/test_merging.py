@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.runtime.commit.file_merging import OpenFile, Piece, fill_files, is_full, plan_files
+from cairn.runtime.commit.file_merging import AppendableFile, Piece, fill_files, is_full, plan_files
 from cairn.settings import Settings
 
 ON = Settings()
@@ -21,9 +21,9 @@ merging = st.builds(
     st.integers(1, 120),
     st.integers(0, 4),
 )
-open_files = st.lists(
+appendable_files = st.lists(
     st.builds(
-        OpenFile,
+        AppendableFile,
         st.uuids().map(str),
         st.just("path"),
         sizes,
@@ -34,7 +34,7 @@ open_files = st.lists(
 )
 
 
-def places(given: list[Piece], settings: Settings, *files: OpenFile) -> list[list[int]]:
+def places(given: list[Piece], settings: Settings, *files: AppendableFile) -> list[list[int]]:
     return [file.pieces for file in plan_files(given, settings, files)]
 
 
@@ -63,32 +63,32 @@ def test_no_more_subtasks_than_the_limit_share_a_file() -> None:
 
 def test_an_open_file_goes_on_until_it_is_full_or_has_its_subtasks() -> None:
     settings = replace(ON, max_file_bytes=100, max_subtasks_per_file=2)
-    full = OpenFile(file_id="full", path="f", size_bytes=100, subtasks=frozenset({0}))
-    taken = OpenFile(file_id="taken", path="t", size_bytes=10, subtasks=frozenset({4, 5}))
-    room = OpenFile(file_id="room", path="r", size_bytes=10, subtasks=frozenset({0}))
+    full = AppendableFile(file_id="full", path="f", size_bytes=100, subtasks=frozenset({0}))
+    taken = AppendableFile(file_id="taken", path="t", size_bytes=10, subtasks=frozenset({4, 5}))
+    room = AppendableFile(file_id="room", path="r", size_bytes=10, subtasks=frozenset({0}))
     files = plan_files([Piece(0, 1), Piece(1, 1), Piece(2, 1)], settings, [full, taken, room])
-    assert [(file.goes_on, file.pieces, file.size_bytes) for file in files] == [
+    assert [(file.appends_to, file.pieces, file.size_bytes) for file in files] == [
         (room, [0, 1], 12),
         (None, [2], 1),
     ]
 
 
-@given(pieces, merging, open_files)
+@given(pieces, merging, appendable_files)
 def test_every_piece_is_in_one_file_and_no_file_passes_its_limits(
-    given_pieces: list[Piece], settings: Settings, given_files: list[OpenFile]
+    given_pieces: list[Piece], settings: Settings, given_files: list[AppendableFile]
 ) -> None:
     files = plan_files(given_pieces, settings, given_files)
     assert sorted(place for file in files for place in file.pieces) == [*range(len(given_pieces))]
     for file in files:
         inside = [given_pieces[place] for place in file.pieces]
-        start = file.goes_on.size_bytes if file.goes_on else 0
+        start = file.appends_to.size_bytes if file.appends_to else 0
         assert file.size_bytes == start + sum(piece.size_bytes for piece in inside)
         assert not is_full(file.size_bytes - inside[-1].size_bytes, settings)
-        before = file.goes_on.subtasks if file.goes_on else frozenset()
+        before = file.appends_to.subtasks if file.appends_to else frozenset()
         assert file.subtasks == before | {piece.subtask for piece in inside}
         limit = settings.max_subtasks_per_file
         assert not limit or len(file.subtasks) <= max(limit, len(before))
-    continued = [file.goes_on for file in files if file.goes_on]
+    continued = [file.appends_to for file in files if file.appends_to]
     assert len(continued) == len({file.file_id for file in continued})
 
 
@@ -111,7 +111,7 @@ def test_files_of_one_subtask_filled_one_by_one_are_those_of_the_plan(
 
 def test_an_open_file_is_filled_first() -> None:
     settings = replace(ON, max_file_bytes=100)
-    rest = OpenFile(file_id="rest", path="r", size_bytes=70, subtasks=frozenset({0}))
+    rest = AppendableFile(file_id="rest", path="r", size_bytes=70, subtasks=frozenset({0}))
     assert list(fill_files([20, 20, 90, 5, 5], int, settings, rest)) == [[20, 20], [90, 5, 5]]
 
 

@@ -15,7 +15,7 @@ from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
 from cairn.layout import task_manager_file
 from cairn.runtime.commit.uploads import Target, upload
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage import ObjectStore
 from metastore.enums import Scope
@@ -30,7 +30,7 @@ LOST = StorageError("the connection was lost")
 class Uploading:
     """An executor in its first batch, which uploads."""
 
-    plan: RunPlan
+    plan: RunContext
     store: ObjectStore
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.local_store import Position, open_local
 from cairn.runtime.executor.parent_state import parent_state
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.state.entries import entry_prefix, split
 from cairn.storage import open_store
@@ -40,10 +40,10 @@ class Stream:
     url: str
     storage: str
     local_dir: str
-    plan: RunPlan = field(init=False)
+    plan: RunContext = field(init=False)
     attempts: int = 0
 
-    def restart(self, parallelism: int = 2) -> RunPlan:
+    def restart(self, parallelism: int = 2) -> RunContext:
         self.plan = new_run(self.url, self.storage, self.local_dir, parallelism=parallelism)
         return self.plan
 
@@ -52,7 +52,7 @@ class Stream:
         batch_id: int,
         subtask: int,
         *,
-        plan: RunPlan | None = None,
+        plan: RunContext | None = None,
         executor: str = "one",
     ) -> Task:
         self.attempts += 1

@@ -11,7 +11,7 @@ import pytest
 from cairn.catalog.job.segments import segments_at
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.state.entries import entry_prefix
 from cairn.state.view import Overlay
@@ -61,7 +61,7 @@ def test_what_an_interval_brings_at_a_steady_rate_is_bounded_with_what_is_there_
     assert len(read_back(plan, INTERVALS * BATCHES)) == KEYS
 
 
-def held(plan: RunPlan, checkpoint_id: int) -> list[SegmentHandle]:
+def held(plan: RunContext, checkpoint_id: int) -> list[SegmentHandle]:
     return plan.catalog.run(
         "reading what a checkpoint holds",
         lambda c: segments_at(c, plan.job_id, checkpoint_id, EVERYTHING),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cairn.catalog.job.segments import segments_at
 from cairn.runtime.executor.local_store import Weight, open_local
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.schedule import (
     LIGHT_BYTES,
@@ -45,12 +45,12 @@ def test_the_shortest_interval_stays_one() -> None:
     assert interval_ms(shortest, Weight(0, 1 << 40)) == 1
 
 
-def weight(plan: RunPlan) -> Weight:
+def weight(plan: RunContext) -> Weight:
     with open_local(TaskManager(plan, "one").subtask_directory(0)).read() as reader:
         return reader.weight()
 
 
-def held(plan: RunPlan, checkpoint_id: int) -> Weight:
+def held(plan: RunContext, checkpoint_id: int) -> Weight:
     handles = plan.catalog.run(
         "reading what a checkpoint holds",
         lambda c: segments_at(c, plan.job_id, checkpoint_id, EVERYTHING),
@@ -59,25 +59,23 @@ def held(plan: RunPlan, checkpoint_id: int) -> Weight:
     return Weight(sum(bases), sum(h.size_bytes for h in handles) - sum(bases))
 
 
-def run(plan: RunPlan, batch_id: int) -> None:
+def run(plan: RunContext, batch_id: int) -> None:
     Task(plan, "one", batch_id, 0, batch_id, remember(batch_id)).run()
 
 
-def materialize(plan: RunPlan, batch_id: int) -> None:
+def materialize(plan: RunContext, batch_id: int) -> None:
     """Does what the process does that a task starts, in this one."""
     carry_out(
-        Order(
-            plan=plan, executor_root="one", batch=plan.batch(QUERY, batch_id), subtask=0, now_ms=1
-        )
+        Order(run=plan, executor_root="one", batch=plan.batch(QUERY, batch_id), subtask=0, now_ms=1)
     )
 
 
 @pytest.fixture
-def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> RunPlan:
+def plan(metastore_url: str, tmp_storage: str, tmp_path: Path) -> RunContext:
     return new_run(metastore_url, tmp_storage, str(tmp_path / "local"), parallelism=1)
 
 
-def test_local_state_weighs_what_a_restore_of_its_checkpoint_would_read(plan: RunPlan) -> None:
+def test_local_state_weighs_what_a_restore_of_its_checkpoint_would_read(plan: RunContext) -> None:
     for batch_id in range(4):
         run(plan, batch_id)
         assert weight(plan) == held(plan, batch_id)
@@ -92,7 +90,7 @@ def test_local_state_weighs_what_a_restore_of_its_checkpoint_would_read(plan: Ru
 
 
 def test_a_materialization_that_finds_nothing_to_do_leaves_no_reason_to_do_it_again(
-    plan: RunPlan,
+    plan: RunContext,
 ) -> None:
     run(plan, 0)
     run(plan, 1)

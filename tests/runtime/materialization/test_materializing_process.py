@@ -20,7 +20,7 @@ from cairn.catalog.catalog import Catalog
 from cairn.errors import StorageError
 from cairn.runtime.executor.local_store import LocalReader, LocalStore
 from cairn.runtime.materialization.increment import net_changes
-from cairn.runtime.materialization.process import drawn_in
+from cairn.runtime.materialization.process import computed_in
 from cairn.runtime.materialization.schedule import Order, carry_out
 from cairn.segments.format import encode
 from cairn.segments.reader import read_segments
@@ -56,7 +56,7 @@ def test_whoever_takes_a_lock_that_batches_may_wait_for_does_not_compute(
             if batch_id % 2:
                 threads.clear()
                 order = Order(
-                    plan=plan,
+                    run=plan,
                     executor_root="one",
                     batch=plan.batch(QUERY, batch_id),
                     subtask=0,
@@ -64,7 +64,7 @@ def test_whoever_takes_a_lock_that_batches_may_wait_for_does_not_compute(
                 )
                 sys.setprofile(note)
                 try:
-                    carry_out(order, partial(drawn_in, thread))
+                    carry_out(order, partial(computed_in, thread))
                 finally:
                     sys.setprofile(None)
                 assert threads == {"compute": {computing}, "lock": {threading.get_ident()}}
@@ -77,7 +77,7 @@ def test_an_error_of_the_computing_thread_is_the_materializations() -> None:
         raise StorageError("a changelog is gone")
 
     with ThreadPoolExecutor(1) as thread:
-        drawn = drawn_in(thread, failing())
+        drawn = computed_in(thread, failing())
         assert next(drawn) == "a segment"
         with pytest.raises(StorageError, match="a changelog is gone"):
             next(drawn)

@@ -14,10 +14,10 @@ from cairn.runtime.processing.operator_spec import (
     INPUT_COLUMN,
     KEY_HASH_COLUMN,
     EventTime,
-    Operator,
+    OperatorSpec,
 )
 from cairn.runtime.processing.spill import SpillDirectory
-from cairn.runtime.processing.task_input import Intake, subtasks_by_key_group
+from cairn.runtime.processing.task_input import TaskInput, subtasks_by_key_group
 from cairn.state.handle import StateDeclaration, VariableSpec
 from cairn.state.times import TimeMode
 from cairn.state.view import DELETE, PUT, Changes
@@ -46,9 +46,9 @@ def operator_of(
     time_mode: TimeMode = TimeMode.NONE,
     event_time: EventTime | None = None,
     inputs: int = 1,
-) -> Operator:
+) -> OperatorSpec:
     """Returns an operator over rows of `ROWS`, grouped by `key`."""
-    return Operator(
+    return OperatorSpec(
         job="words",
         processor=cloudpickle.dumps(processor),  # type: ignore[no-untyped-call]
         uses_pandas=False,
@@ -73,14 +73,14 @@ def batch_of(rows: Sequence[InputRow]) -> pa.RecordBatch:
 def intake_of(
     spill: SpillDirectory,
     *,
-    operator: Operator | None = None,
+    operator: OperatorSpec | None = None,
     parallelism: int = 1,
     subtasks: range | None = None,
     late_ms: int | None = None,
     memory_bytes: int = 1 << 20,
-) -> Intake:
-    """Returns the intake of a task that does some subtasks, by default all of them."""
-    return Intake(
+) -> TaskInput:
+    """Returns the task_input of a task that does some subtasks, by default all of them."""
+    return TaskInput(
         operator or operator_of(),
         subtasks_by_key_group(parallelism, max(parallelism, MAX_PARALLELISM)),
         range(parallelism) if subtasks is None else subtasks,

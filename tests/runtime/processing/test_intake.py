@@ -18,10 +18,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.errors import RefusedError
 from cairn.keygroups import KeyGroupRange, subtask_of
-from cairn.runtime.processing.processor_io import RowForm
+from cairn.runtime.processing.processor_io import RowIO
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.spill import Output, SpillDirectory
-from cairn.runtime.processing.task_input import Part
+from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.times import BatchTimes
 from cairn.state.view import NoState
 from tests.runtime.processing.operators import (
@@ -52,9 +52,9 @@ def owner(key_hash: int, parallelism: int) -> int:
     return subtask_of(key_hash % MAX_PARALLELISM, parallelism, MAX_PARALLELISM)
 
 
-def rows_by_key(parts: Iterator[Part]) -> dict[str | None, list[int]]:
+def rows_by_key(parts: Iterator[KeyedRows]) -> dict[str | None, list[int]]:
     """Returns the values of each key; a key that comes in two parts fails."""
-    form = RowForm(ROWS, lambda batch: None)
+    form = RowIO(ROWS, lambda batch: None)
     found: dict[str | None, list[int]] = {}
     for part in parts:
         keys = []
@@ -99,13 +99,13 @@ def test_every_row_comes_once_in_order_and_every_key_in_one_part(
             for rows in arrived
         ]
         with SpillDirectory() as spill:
-            intake = intake_of(
+            task_input = intake_of(
                 spill, parallelism=parallelism, subtasks=subtasks, memory_bytes=memory_bytes
             )
-            intake.read(mine)
+            task_input.read(mine)
             for subtask in subtasks:
-                assert rows_by_key(intake.parts(subtask)) == expected[subtask]
-                assert intake.given(subtask).rows == sum(map(len, expected[subtask].values()))
+                assert rows_by_key(task_input.keyed_rows(subtask)) == expected[subtask]
+                assert task_input.counts(subtask).rows == sum(map(len, expected[subtask].values()))
         assert not local_dirs.exists() or not list(local_dirs.iterdir())
 
 
@@ -126,10 +126,10 @@ def test_late_rows_are_counted_and_dropped_but_their_time_counts(
         latest[number] += [] if at is None else [at // 1000]
     operator = operator_of(event_time=AT, inputs=2)
     with SpillDirectory() as spill:
-        intake = intake_of(spill, operator=operator, late_ms=late_ms, memory_bytes=memory_bytes)
-        intake.read([batch_of(rows[:7]), batch_of(rows[7:])])
-        given_ = intake.given(0)
-        assert sum(table.num_rows for p in intake.parts(0) for table in p.tables) == kept
+        task_input = intake_of(spill, operator=operator, late_ms=late_ms, memory_bytes=memory_bytes)
+        task_input.read([batch_of(rows[:7]), batch_of(rows[7:])])
+        given_ = task_input.counts(0)
+        assert sum(table.num_rows for p in task_input.keyed_rows(0) for table in p.tables) == kept
     assert (given_.rows, given_.late_rows) == (len(rows), late)
     assert given_.max_event_ms == tuple(max(known, default=None) for known in latest)
 
@@ -137,33 +137,33 @@ def test_late_rows_are_counted_and_dropped_but_their_time_counts(
 def test_heartbeats_are_no_rows() -> None:
     beat: InputRow = (None, 0, None, None, 0)
     with SpillDirectory() as spill:
-        intake = intake_of(spill)
-        intake.read([batch_of([beat, ("a", 1, None, 3, 0), beat]), batch_of([beat])])
-        assert intake.given(0).rows == 1
-        assert rows_by_key(intake.parts(0)) == {"a": [1]}
+        task_input = intake_of(spill)
+        task_input.read([batch_of([beat, ("a", 1, None, 3, 0), beat]), batch_of([beat])])
+        assert task_input.counts(0).rows == 1
+        assert rows_by_key(task_input.keyed_rows(0)) == {"a": [1]}
 
 
 def test_a_subtask_without_rows_is_given_none() -> None:
     with SpillDirectory() as spill:
-        intake = intake_of(spill, parallelism=2, operator=operator_of(event_time=AT))
-        intake.read([])
-        assert list(intake.parts(1)) == []
-        assert (intake.given(1).rows, intake.given(1).max_event_ms) == (0, (None,))
+        task_input = intake_of(spill, parallelism=2, operator=operator_of(event_time=AT))
+        task_input.read([])
+        assert list(task_input.keyed_rows(1)) == []
+        assert (task_input.counts(1).rows, task_input.counts(1).max_event_ms) == (0, (None,))
 
 
 def test_rows_of_a_foreign_subtask_are_refused() -> None:
     with SpillDirectory() as spill:
-        intake = intake_of(spill, parallelism=4, subtasks=range(1, 3))
+        task_input = intake_of(spill, parallelism=4, subtasks=range(1, 3))
         with pytest.raises(RefusedError, match=r"subtasks \[1, 2\] was given rows of subtask 3"):
-            intake.read([batch_of([("a", 1, None, 2, 0), ("b", 1, None, 7, 0)])])
+            task_input.read([batch_of([("a", 1, None, 2, 0), ("b", 1, None, 7, 0)])])
 
 
 def test_the_spill_directory_goes_when_the_task_fails(local_dirs: Path) -> None:
     def failing_task() -> None:
         with SpillDirectory() as spill:
-            intake = intake_of(spill, memory_bytes=1)
-            intake.read([batch_of([("a", 1, None, 3, 0), ("b", 1, None, 4, 0)])])
-            next(intake.parts(0))
+            task_input = intake_of(spill, memory_bytes=1)
+            task_input.read([batch_of([("a", 1, None, 3, 0), ("b", 1, None, 4, 0)])])
+            next(task_input.keyed_rows(0))
             assert [path.name[:12] for path in local_dirs.iterdir()] == ["cairn-spill-"]
             raise RuntimeError("in the handler")
 
@@ -175,9 +175,9 @@ def test_the_spill_directory_goes_when_the_task_fails(local_dirs: Path) -> None:
 def test_what_was_processed_frees_its_disk(local_dirs: Path) -> None:
     rows: list[InputRow] = [(str(i), i, None, i * 7919, 0) for i in range(200)]
     with SpillDirectory() as spill:
-        intake = intake_of(spill, memory_bytes=1000)
-        intake.read([batch_of(rows)])
-        assert len(rows_by_key(intake.parts(0))) == 200
+        task_input = intake_of(spill, memory_bytes=1000)
+        task_input.read([batch_of(rows)])
+        assert len(rows_by_key(task_input.keyed_rows(0))) == 200
         assert [file for file in local_dirs.rglob("*") if file.is_file()] == []
 
 
@@ -196,9 +196,9 @@ def open_files_at_most(more: int) -> Iterator[None]:
 def test_a_task_of_many_subtasks_spills_with_few_open_files() -> None:
     rows: list[InputRow] = [(str(i), i, None, i, 0) for i in range(5000)]
     with SpillDirectory() as spill, open_files_at_most(150):
-        intake = intake_of(spill, parallelism=128, memory_bytes=1000)
-        intake.read([batch_of(rows[:2500]), batch_of(rows[2500:])])
-        found = [rows_by_key(intake.parts(subtask)) for subtask in range(128)]
+        task_input = intake_of(spill, parallelism=128, memory_bytes=1000)
+        task_input.read([batch_of(rows[:2500]), batch_of(rows[2500:])])
+        found = [rows_by_key(task_input.keyed_rows(subtask)) for subtask in range(128)]
     assert sum(map(len, found)) == 5000
 
 
@@ -245,15 +245,15 @@ def test_memory_is_bounded_however_much_there_is(key: str | None) -> None:
             counted[row["key"]] = counted.get(row["key"], 0) + row["n"]
 
     with arrow_memory() as pool, SpillDirectory() as spill:
-        intake = intake_of(spill, memory_bytes=2 << 20)
-        intake.read(big_batches(48, key))
+        task_input = intake_of(spill, memory_bytes=2 << 20)
+        task_input.read(big_batches(48, key))
         process(
             operator_of(Count()),
             Share(KeyGroupRange(0, MAX_PARALLELISM), MAX_PARALLELISM),
             NoState(),
             BatchTimes(),
             initial=[],
-            rows=intake.parts(0),
+            rows=task_input.keyed_rows(0),
             emit=emit,
         )
         assert pool.max_memory() < 24 << 20

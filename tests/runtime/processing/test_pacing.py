@@ -16,9 +16,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.processing.preemptive_persist import Pacing
+from cairn.runtime.processing.preemptive_persist import PreemptivePersist
 from cairn.runtime.processing.processor_run import Share, process
-from cairn.runtime.processing.task_input import Part
+from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.handle import StateDeclaration
 from cairn.state.times import BatchTimes, TimeMode
 from cairn.state.view import Changes, NoState, Overlay
@@ -55,9 +55,9 @@ class Looked(Overlay):
 def work(sizes: list[int], threshold_bytes: int = THRESHOLD_BYTES) -> tuple[Looked, Parts]:
     """Changes so many bytes with each key."""
     overlay, parts = Looked(NoState()), Parts()
-    pacing = Pacing(overlay, parts, threshold_bytes)
+    pacing = PreemptivePersist(overlay, parts, threshold_bytes)
     seen = []
-    for key, size_bytes in pacing.paced(enumerate(sizes)):
+    for key, size_bytes in pacing.after_each(enumerate(sizes)):
         overlay.put(key.to_bytes(8, "big"), b"x" * (size_bytes - 8))
         seen.append(key)
     assert seen == list(range(len(sizes)))
@@ -126,13 +126,13 @@ def test_however_much_a_batch_changes_it_has_tens_of_parts_and_walks_all_a_few_t
 
 def test_several_sources_of_items_share_the_threshold() -> None:
     overlay, parts = Overlay(NoState()), Parts()
-    pacing = Pacing(overlay, parts, THRESHOLD_BYTES)
+    pacing = PreemptivePersist(overlay, parts, THRESHOLD_BYTES)
 
     def keys(first: int) -> Iterator[int]:
         yield from range(first, first + 60)
 
     for first in range(0, 300, 60):
-        for key in pacing.paced(keys(first)):
+        for key in pacing.after_each(keys(first)):
             overlay.put(key.to_bytes(8, "big"), b"x" * 92)
     assert 2 <= len(parts.appended) <= 3
     assert sum(map(len, parts.appended)) + len(overlay.changes()) == 300
@@ -181,9 +181,11 @@ def test_rows_and_timers_hand_over_parts_that_come_to_the_same_state(threshold_b
             committed,
             BatchTimes(TimeMode.PROCESSING_TIME, 1000, 0),
             initial=[],
-            rows=[Part([pa.Table.from_batches([rows])], is_one_key=False)],
+            rows=[KeyedRows([pa.Table.from_batches([rows])], is_one_key=False)],
             emit=lambda batch: None,
-            pacing=partial(Pacing, log=parts, threshold_bytes=threshold_bytes) if paces else None,
+            persist=partial(PreemptivePersist, log=parts, threshold_bytes=threshold_bytes)
+            if paces
+            else None,
         )
         for changes in (*parts.appended, overlay.changes()):
             committed.apply(changes)

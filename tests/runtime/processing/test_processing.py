@@ -13,9 +13,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.processing.operator_spec import Operator
+from cairn.runtime.processing.operator_spec import OperatorSpec
 from cairn.runtime.processing.processor_run import Share, process
-from cairn.runtime.processing.task_input import Part
+from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.entries import split
 from cairn.state.handle import StateDeclaration
 from cairn.state.times import BatchTimes, TimeMode
@@ -56,14 +56,14 @@ class Fill(StatefulProcessor):
         return iter(())
 
 
-def operator_with(*names: str, dropped: Sequence[int] = ()) -> Operator:
+def operator_with(*names: str, dropped: Sequence[int] = ()) -> OperatorSpec:
     """Returns an operator with some of the variables, whose ids are their places in `DECLARED`."""
     full = operator_of(Fill(names), *DECLARED.values(), time_mode=TimeMode.PROCESSING_TIME)
     states = {name: full.states[name] for name in names}
     return replace(full, states=states, dropped_state_ids=tuple(dropped))
 
 
-def run_batch(operator: Operator, committed: Committed, now_ms: int, *keys: str) -> None:
+def run_batch(operator: OperatorSpec, committed: Committed, now_ms: int, *keys: str) -> None:
     rows = batch_of([(key, i, None, i * 7, 0) for i, key in enumerate(keys)])
     overlay = process(
         operator,
@@ -71,7 +71,7 @@ def run_batch(operator: Operator, committed: Committed, now_ms: int, *keys: str)
         committed,
         BatchTimes(TimeMode.PROCESSING_TIME, now_ms, 0),
         initial=[],
-        rows=[Part([pa.Table.from_batches([rows])], is_one_key=False)] if keys else [],
+        rows=[KeyedRows([pa.Table.from_batches([rows])], is_one_key=False)] if keys else [],
         emit=lambda batch: None,
     )
     committed.apply(overlay.changes())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cairn.catalog.job.segments import lists_at
-from cairn.runtime.executor.run_context import RunPlan
+from cairn.runtime.executor.run_context import RunContext
 from cairn.segments.operator_lists import read_lists
 from cairn.state.handle import StateDeclaration
 from cairn.state.operator_lists import Lists
@@ -26,7 +26,7 @@ BOTH = (SPLIT, UNION)
 Subtasks = dict[int, Lists]
 
 
-def stored_lists(plan: RunPlan, checkpoint_id: int) -> Subtasks:
+def stored_lists(plan: RunContext, checkpoint_id: int) -> Subtasks:
     """Returns a checkpoint's operator lists by subtask, from the metastore and storage alone."""
     handles = plan.catalog.run(
         "reading a checkpoint", lambda c: lists_at(c, plan.job_id, checkpoint_id)
@@ -90,7 +90,7 @@ class ListStream(Stream):
         states: Sequence[StateDeclaration] = BOTH,
         deleted: Sequence[str] = (),
         merging: Mapping[str, object] | None = None,
-    ) -> RunPlan:
+    ) -> RunContext:
         """Starts a run; `merging` are options without what they begin with."""
         self.plan = new_run(
             self.url,
