@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from uuid import UUID
 
 import pytest
+from sqlalchemy import Connection, text
 
-from cairn.catalog.job.materializations import Replay, install, replay_of
+from cairn.catalog.job.materializations import Replay, install, release_covered, replay_of
 from cairn.catalog.job.segments import lineage_of
 from cairn.errors import FencedError
 from cairn.keygroups import KeyGroupRange
@@ -328,3 +330,41 @@ def test_live_segments_stay_bounded_over_an_hour_of_batches(steps: Steps) -> Non
         )
         most = max(most, live)
     assert most <= 2 * (2 * 6 + 2 + 2), "changes since and before, bases, increments"
+
+
+MANY_SEGMENTS = """
+INSERT INTO cairn.segments (
+    segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256,
+    entries, first_checkpoint, as_of_checkpoint, sequence_number
+)
+SELECT gen_random_uuid(), job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes,
+    sha256, entries, first_checkpoint, as_of_checkpoint, number
+FROM cairn.segments CROSS JOIN generate_series(1, 2000) AS number
+WHERE job_id = :job AND first_checkpoint = 1
+"""
+
+
+def test_a_release_reads_the_segments_of_its_job_a_few_times_however_many_there_are(
+    steps: Steps,
+) -> None:
+    confirmed(steps, 2)
+    base = steps.base(steps.ref(1, 2), 2, (0, 4))
+    steps.install(steps.ref(1, 2), base)
+    steps.sql(MANY_SEGMENTS)
+    statement = release_covered(steps.job_id, [UUID(base[1].segment_id)], 9)
+
+    def explain(connection: Connection) -> tuple[int, int]:
+        text_of = statement.compile(connection, compile_kwargs={"literal_binds": True})
+        plan = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {str(text_of).replace('%', '%%')}"
+        ).scalar_one()[0]["Plan"]
+        pages = connection.scalar(
+            text("SELECT pg_relation_size('cairn.segments') / current_setting('block_size')::int")
+        )
+        found = next(part for part in plan["Plans"] if part["Parent Relationship"] == "Outer")
+        reading = found["Shared Hit Blocks"] - 4 * found["Actual Rows"]  # each is found by its id
+        return round(found["Actual Rows"]), round(reading / pages)
+
+    updated, passes = steps.run(explain)
+    assert updated == 2000, "the segments of the base's own key groups"
+    assert passes <= 5

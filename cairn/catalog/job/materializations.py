@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import CTE, Connection, Select, Update, and_, func, select, update
 from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.batch_ref import BatchRef
@@ -136,41 +136,60 @@ def _release(
 def _release_covered(
     connection: Connection, job_id: str, new: Sequence[UUID], next_checkpoint: int
 ) -> None:
-    base = Segment.__table__.alias("base")
-    installed = Segment.__table__.alias("installed")
+    connection.execute(release_covered(job_id, new, next_checkpoint))
+
+
+def release_covered(job_id: str, new: Sequence[UUID], next_checkpoint: int) -> Update:
+    """Returns the statement that releases what new bases, together with older ones, replace.
+
+    It reads the unreleased segments of the job once, and compares those alone with the bases that
+    lie in the key groups of the new ones.
+    """
+    unreleased = and_(
+        Segment.job_id == job_id,
+        Segment.status == SegmentStatus.LIVE,
+        Segment.released_checkpoint.is_(None),
+    )
+    columns = (Segment.segment_id, Segment.key_groups, Segment.as_of_checkpoint)
+    # Materialized: folded into the update, the aggregate below would run for every segment of the
+    # job before the cheap conditions have left out all but a few.
+    bases = _materialized(
+        select(*columns).where(unreleased, Segment.kind == SegmentKind.KEYED_FULL), "bases"
+    )
+    touched = _materialized(
+        select(*columns).where(
+            unreleased,
+            Segment.segment_id.notin_(new),
+            select(bases.c.segment_id)
+            .where(
+                bases.c.segment_id.in_(new),
+                bases.c.key_groups.op("&&")(Segment.key_groups),
+                bases.c.as_of_checkpoint >= Segment.as_of_checkpoint,
+            )
+            .exists(),
+        ),
+        "touched",
+    )
     covered = (
-        select(func.range_agg(base.c.key_groups))
+        select(func.range_agg(bases.c.key_groups))
         .where(
-            base.c.job_id == job_id,
-            base.c.kind == SegmentKind.KEYED_FULL,
-            base.c.status == SegmentStatus.LIVE,
-            base.c.released_checkpoint.is_(None),
-            base.c.as_of_checkpoint >= Segment.as_of_checkpoint,
-            base.c.segment_id != Segment.segment_id,
+            bases.c.as_of_checkpoint >= touched.c.as_of_checkpoint,
+            bases.c.segment_id != touched.c.segment_id,
         )
         .scalar_subquery()
     )
-    touched = (
-        select(installed.c.segment_id)
-        .where(
-            installed.c.segment_id.in_(new),
-            installed.c.key_groups.op("&&")(Segment.key_groups),
-            installed.c.as_of_checkpoint >= Segment.as_of_checkpoint,
-        )
-        .exists()
-    )
-    connection.execute(
+    return (
         update(Segment)
         .where(
-            Segment.job_id == job_id,
-            Segment.status == SegmentStatus.LIVE,
-            Segment.released_checkpoint.is_(None),
-            Segment.segment_id.notin_(new),
-            touched,
-            Segment.key_groups.op("<@")(covered),
+            Segment.segment_id == touched.c.segment_id,
+            touched.c.key_groups.op("<@")(covered),
         )
         .values(released_checkpoint=next_checkpoint)
     )
+
+
+def _materialized(query: Select[UUID, Range[int], int], name: str) -> CTE:
+    return query.cte(name).prefix_with("MATERIALIZED", dialect="postgresql")
 
 
 @dataclass(frozen=True, slots=True)
