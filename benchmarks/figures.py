@@ -10,7 +10,7 @@ from benchmarks.materializers import BATCHES_SKIPPED, NEAR_BATCHES
 from benchmarks.results import Repetition, Result
 from benchmarks.workloads import (
     CAIRN,
-    CAIRN_MATERIALISING,
+    CAIRN_MATERIALIZING,
     CAIRN_S3,
     CAIRN_SLOW_S3,
     FLOOR,
@@ -22,7 +22,7 @@ from benchmarks.workloads import (
 FEWER_FILES = 20
 FEWER_FILES_THAN_200 = 100
 MOST_ROUND_TRIPS = 2
-MOST_WHILE_MATERIALISING = 1.1
+MOST_WHILE_MATERIALIZING = 1.1
 LEAST_COMPARED = 5
 """Batches with a materialization, and without, in a repetition."""
 
@@ -121,10 +121,10 @@ def targets(result: Result) -> Iterator[Target]:
     if {cairn, floor} <= by_engine.keys() and work.above_floor is not None:
         above = ratio(cairn, floor, _add_batch_ms)
         yield target("addBatch, Cairn/floor", above, work.above_floor, at_least=False)
-    compared = map(_while_materializing, by_engine.get(CAIRN_MATERIALISING.name, []))
+    compared = map(_while_materializing, by_engine.get(CAIRN_MATERIALIZING.name, []))
     if slower := [found for found in compared if found is not None]:
         what = "addBatch, materializing/not"
-        yield target(what, slower, MOST_WHILE_MATERIALISING, at_least=False)
+        yield target(what, slower, MOST_WHILE_MATERIALIZING, at_least=False)
     if {NATIVE_200.name, cairn} <= by_engine.keys():
         files = ratio(NATIVE_200.name, cairn, _files)
         yield target("files, native at 200/Cairn", files, FEWER_FILES_THAN_200, at_least=True)

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.common import positive, workplace
 from benchmarks.restore_figures import Measured, plot, print_tables, to_json
-from benchmarks.restore_history import CHANGELOG, MATERIALISED, History, write_history
+from benchmarks.restore_history import CHANGELOG, MATERIALIZED, History, write_history
 from benchmarks.restore_local import WrongStateError, restore
 from benchmarks.restore_rows import Probe, Shape, write_final_rows
 from benchmarks.restore_spark import CAIRN, NATIVE, Order, SparkFailedError, Start, start
@@ -109,7 +109,7 @@ def measure(run: Run) -> Measured:
             run.tell(f"restore {repetition + 1}/{run.repetitions}, {name}: {done.seconds:.2f} s")
     if run.with_spark:
         _drop(run, CHANGELOG)  # room in the page cache
-        _measure_spark(run, histories[MATERIALISED], probes, measured)
+        _measure_spark(run, histories[MATERIALIZED], probes, measured)
     return measured
 
 
@@ -118,7 +118,7 @@ def _write(run: Run) -> tuple[dict[str, History], list[Probe]]:
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         facts = (run.shape, run.parallelism, run.work, run.metastore_url)
         writing = {
-            name: pool.submit(write_history, name, *facts) for name in (MATERIALISED, CHANGELOG)
+            name: pool.submit(write_history, name, *facts) for name in (MATERIALIZED, CHANGELOG)
         }
         starts = 1 + BATCHES_A_START * (1 + run.repetitions)
         rows = run.work / "rows"

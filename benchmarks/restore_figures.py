@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.common import add_text, machine, new_table
 from benchmarks.figures import Spread, Target
-from benchmarks.restore_history import CHANGELOG, MATERIALISED, Kinds
+from benchmarks.restore_history import CHANGELOG, MATERIALIZED, Kinds
 from benchmarks.restore_local import Restore
 from benchmarks.restore_rows import WRITES, Shape
 from benchmarks.restore_spark import NATIVE, Start
@@ -39,7 +39,7 @@ class Measured:
 
 def targets(measured: Measured) -> list[Target]:
     """Returns the comparisons that are aimed at."""
-    restored, replayed = (measured.restores[name] for name in (MATERIALISED, CHANGELOG))
+    restored, replayed = (measured.restores[name] for name in (MATERIALIZED, CHANGELOG))
     read = [one.reads.size_bytes / measured.shape.state_bytes for one in restored]
     faster = [b.seconds / a.seconds for a, b in zip(restored, replayed, strict=True)]
     bytes_read, times_faster = Spread.of(read), Spread.of(faster)

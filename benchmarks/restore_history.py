@@ -48,7 +48,7 @@ from cairn.state.view import NoState, Overlay
 from cairn.storage import open_store
 from metastore.enums import PinKind
 
-MATERIALISED, CHANGELOG = "materialized", "changelog"
+MATERIALIZED, CHANGELOG = "materialized", "changelog"
 """The two histories: with materialization by the rules of the default options, and without any."""
 KEY_SCHEMA = StructType([StructField("key", StringType())]).jsonValue()
 QUERY = "00000000-0000-0000-0000-000000000158"
@@ -103,7 +103,7 @@ def write_history(
     is_due = False
     for step in history:
         writer.write(step, materializes=is_due)
-        is_due = step.then_materialize and name == MATERIALISED
+        is_due = step.then_materialize and name == MATERIALIZED
     return writer.finish(len(history))
 
 

@@ -40,7 +40,7 @@ NATIVE = Engine("native", Kind.NATIVE)
 CAIRN = Engine("cairn", Kind.CAIRN)
 FLOOR = Engine("floor", Kind.FLOOR)
 NATIVE_200 = Engine("native-200", Kind.NATIVE, parallelism=200)
-CAIRN_MATERIALISING = Engine(
+CAIRN_MATERIALIZING = Engine(
     "cairn-materializing",
     Kind.CAIRN,
     # Two subtasks take turns, and each takes about 20 s beside batches on two cores.
@@ -197,7 +197,7 @@ WORKLOADS = (
         name="materializing",
         about="counting, 1,000,000 keys, materialized every 80 s",
         keys=1_000_000,
-        engines=(CAIRN_MATERIALISING,),
+        engines=(CAIRN_MATERIALIZING,),
         memory=False,
         batches=130,
     ),

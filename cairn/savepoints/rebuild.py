@@ -158,7 +158,7 @@ def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
     for _, handle in manifest.handles():
         if sizes.get(handle.path, 0) < handle.offset + handle.size_bytes:
             found = (
-                "is gone" if handle.path not in sizes else f"has {sizes[handle.path]} bytes only"
+                "is missing" if handle.path not in sizes else f"has {sizes[handle.path]} bytes only"
             )
             return f"its file {handle.path} {found}"
     return None

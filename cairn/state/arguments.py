@@ -22,7 +22,7 @@ def checked_ttl(name: str, ttl_ms: object, mode: TimeMode) -> int | None:
         )
     if mode is not TimeMode.PROCESSING_TIME:
         raise BadInputError(
-            f"state variable {name}: ttlDurationMs is {ttl_ms} in timeMode {mode}; TTL goes by "
+            f"state variable {name}: ttlDurationMs is {ttl_ms} in timeMode {mode}; TTL uses "
             'processing time. Pass timeMode="ProcessingTime" to transformWithState, or no TTL'
         )
     return ttl_ms

@@ -226,7 +226,7 @@ class S3Store:
             for entry in answer.get("Errors", [])
         }
         deleted = {entry["Key"] for entry in answer.get("Deleted", [])}
-        silent = "the server's answer does not say what became of it"
+        silent = "the server's answer does not say whether it was deleted"
         return {path: errors.get(key, silent) for key, path in keys.items() if key not in deleted}
 
     def _failed(

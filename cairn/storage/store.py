@@ -206,7 +206,7 @@ def exists_error(url: str, path: str) -> RefusedError:
 
 def wrong_end_error(url: str, path: str, offset: int, found_bytes: int | None) -> RefusedError:
     """Returns the error for an append to an object that does not end where its writer left it."""
-    found = "is gone" if found_bytes is None else f"has {found_bytes} bytes"
+    found = "is missing" if found_bytes is None else f"has {found_bytes} bytes"
     return RefusedError(
         f"storage {url}: bytes were to be added at offset {offset}, but the object {found}; write "
         "a new object",

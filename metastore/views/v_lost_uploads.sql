@@ -1,7 +1,7 @@
 -- Grain: one row per physical file whose request lost to another one for the same bytes.
 -- Columns: job_id, job_name, file_id, path (key below the job's storage), lost_to (the file that
 --   counts), batch_id (the micro-batch of a changelog), status, created_at, deleted_at.
--- Read by: people who ask what became of the objects of hedges and retries.
+-- Read by: people who look for the objects of hedges and retries.
 CREATE OR REPLACE VIEW cairn.v_lost_uploads AS
 SELECT
     f.job_id,

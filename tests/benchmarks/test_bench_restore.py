@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.restore_history import CHANGELOG, MATERIALISED, History, write_history
+from benchmarks.restore_history import CHANGELOG, MATERIALIZED, History, write_history
 from benchmarks.restore_local import WrongStateError, restore
 from benchmarks.restore_rows import (
     WRITES,
@@ -39,7 +39,7 @@ def test_a_small_run_reads_what_the_checkpoint_holds_and_no_more(tmp_path: Path)
     measured = measure(tmp_path, "--size-mb", "1", "--repetitions", "2", "--without-spark")
     state_bytes = measured["state"]["bytes"]
     assert state_bytes == 1_000_000
-    assert measured["holds"][MATERIALISED]["segments"].keys() == KINDS
+    assert measured["holds"][MATERIALIZED]["segments"].keys() == KINDS
     assert measured["holds"][CHANGELOG]["segments"].keys() == {"changelog"}
     for name, restores in measured["restores"].items():
         held = measured["holds"][name]
@@ -56,7 +56,7 @@ def test_a_small_run_reads_what_the_checkpoint_holds_and_no_more(tmp_path: Path)
     by_repetition = zip(*measured["restores"].values(), strict=True)
     ratios = sorted(b["seconds"] / a["seconds"] for a, b in by_repetition)
     assert [faster["spread"]["lowest"], faster["spread"]["highest"]] == pytest.approx(ratios)
-    held_bytes = sum(measured["holds"][MATERIALISED]["size_bytes"].values())
+    held_bytes = sum(measured["holds"][MATERIALIZED]["size_bytes"].values())
     assert read["spread"]["median"] == pytest.approx(held_bytes / state_bytes)
     assert read["met"]
 
@@ -74,7 +74,7 @@ def test_a_small_run_starts_both_engines_again_on_the_same_state(tmp_path: Path)
 
 @pytest.fixture
 def history(shared_metastore_url: str, tmp_path: Path) -> History:
-    return write_history(MATERIALISED, SMALL, 2, tmp_path / "histories", shared_metastore_url)
+    return write_history(MATERIALIZED, SMALL, 2, tmp_path / "histories", shared_metastore_url)
 
 
 def test_a_restore_of_other_state_than_was_written_is_no_measurement(

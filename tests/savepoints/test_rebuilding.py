@@ -148,7 +148,7 @@ def test_a_manifest_whose_bytes_are_gone_or_damaged_is_not_used(
     report = rebuild(Catalog(empty_url), lost.storage)
     assert [job.newest_checkpoint for job in report.jobs] == [5]
     assert "chk-2/_metadata: the object is not a manifest" in report.problems[0]
-    assert f"its file {min(only)} is gone" in report.problems[1]
+    assert f"its file {min(only)} is missing" in report.problems[1]
     back = moved(lost, empty_url)
     assert back.state(5) == remembered(5)
     query = unstarted(lost, empty_url).start(3)

@@ -162,7 +162,7 @@ def test_an_append_to_another_end_is_refused_and_changes_nothing(
 def test_an_append_to_what_is_no_object_makes_none(tmp_path: Path, path: str) -> None:
     store = open_store(str(tmp_path))
     store.put(PATH, [b"one"])
-    with pytest.raises(RefusedError, match="the object is gone"):
+    with pytest.raises(RefusedError, match="the object is missing"):
         store.append(path, 3, [b"two"])
     assert files(tmp_path) == [PATH]
 

@@ -1,4 +1,4 @@
-"""Delete intents: which objects are to go, and what became of each."""
+"""Delete intents: the objects to delete, and the result for each."""
 
 from __future__ import annotations
 

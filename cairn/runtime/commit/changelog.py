@@ -1,9 +1,8 @@
 """The changelog of one subtask in one attempt: segments with sequence numbers (FLIP-158, "API").
 
-A segment is a file in the executor's spool until the next batch has read it. So
-whoever asks for what comes after a number, or before it, never gets half a segment. What is
-durable are files in storage: those of the group commit, or a segment's own if it was uploaded
-early.
+A segment is a file in the executor's spool until the next batch has read it. So a query for the
+segments after a number, or before it, never returns half a segment. Durable are the files in
+storage: those of the group commit, or a segment's own file if it was uploaded early.
 """
 
 from __future__ import annotations

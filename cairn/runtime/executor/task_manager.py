@@ -128,7 +128,7 @@ def fenced_if_removed(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise FencedError(
-            "this run's local directory is gone; a newer run removes it when it begins",
+            "this run's local directory is missing; a newer run removes it when it begins",
             file=str(path),
         ) from error
 

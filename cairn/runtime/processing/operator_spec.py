@@ -16,7 +16,7 @@ from cairn.state.times import TimeMode
 KEY_HASH_COLUMN = "__cairn_key_hash"
 """Spark's 32-bit hash of the key; null in a heartbeat's row."""
 INPUT_COLUMN = "__cairn_input"
-"""Which of several inputs a row came from, from 0."""
+"""The input of a row, of several, from 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def process(
 
     The subtask's operator lists are changed in place; None for empty ones that nobody reads later.
     Timers fire after all rows, in order of expiry: those that are due when the first one fires,
-    as in Spark. Then what has outlived its TTL is removed. `emit` takes the output as it comes;
+    as in Spark. Then expired entries are removed. `emit` takes the output piece by piece;
     what `persist` makes takes changes meanwhile, and the overlay has the rest.
     """
     overlay = Overlay(reader)
@@ -72,7 +72,7 @@ def process(
     processor.close()
     work.io.flush()
     has_ttl = any(variable.ttl_ms is not None for variable in operator.states.values())
-    if has_ttl or operator.dropped_state_ids:  # a dropped one's index goes as it expires
+    if has_ttl or operator.dropped_state_ids:  # a dropped one's index is removed as it expires
         purge_expired(overlay, share.key_groups, times.processing_ms)
     for state_id in operator.dropped_state_ids:
         _drop(overlay, share.key_groups, state_id)
@@ -80,7 +80,7 @@ def process(
 
 
 def _drop(overlay: Overlay, key_groups: KeyGroupRange, state_id: int) -> None:
-    """Removes all entries of a state variable: one seek per key group once they are gone."""
+    """Removes all entries of a state variable: one seek per key group once they are removed."""
     for key_group in range(key_groups.start, key_groups.end):
         entries = overlay.under(state_prefix(key_group, state_id))
         if entries.exists():
