@@ -20,9 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from cairn.airflow_ext.metastore import METASTORE_VARIABLE
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
-from cairn.catalog.catalog import Catalog
+from cairn.catalog.catalog import METASTORE_VARIABLE, Catalog
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from cairn.cli.output import progress_bars

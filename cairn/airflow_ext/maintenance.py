@@ -10,7 +10,6 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn.airflow_ext.metastore import find_catalog
 from cairn.errors import BadInputError, RefusedError, StorageError
 
 log = logging.getLogger(__name__)
@@ -18,7 +17,8 @@ log = logging.getLogger(__name__)
 
 def jobs_to_clean(job: str | None) -> list[str]:
     """Returns the names of the jobs to clean: the one given, else all that the metastore has."""
-    from cairn.catalog.cleanup.snapshot import job_names  # noqa: PLC0415
+    from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
+    from cairn.catalog.jobs import job_names  # noqa: PLC0415
 
     with _airflow_errors():
         return [job] if job else find_catalog().run("listing the jobs", job_names)
@@ -31,6 +31,7 @@ def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
         AirflowFailException: the cleanup was refused, or the input is wrong; never retried.
         StorageError: some objects could not be deleted; the retry tries them again.
     """
+    from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
     from cairn.maintenance.cleanup import cleanup_job  # noqa: PLC0415
 
     with _airflow_errors():

@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from cairn.catalog.embedded import masked
+from cairn.catalog.embedded import masked, resolve_url
 from cairn.errors import BadInputError, MetastoreError, RefusedError
 
 T = TypeVar("T")
+
+METASTORE_VARIABLE = "CAIRN_METASTORE"
+"""Environment variable that names the metastore; takes the forms of `cairn.Job(metastore=…)`."""
 
 GUARD_CLASS = "CA"
 """SQLSTATE class of the metastore's own guards."""
@@ -107,6 +110,22 @@ class Catalog:
             f"{self.timeout_ms / 1000:g} s; last: {str(error.orig).strip()}. Check that it runs "
             "and can be reached from here; cairn.metastore.timeout says how long to keep trying"
         )
+
+
+def find_catalog(metastore: str | None = None, *, timeout_ms: int = 60_000) -> Catalog:
+    """Returns the metastore that is given, else the one that `CAIRN_METASTORE` names.
+
+    Raises:
+        BadInputError: neither is there, or it is not a metastore.
+        MetastoreError: an embedded metastore did not start.
+    """
+    found = metastore or os.environ.get(METASTORE_VARIABLE)
+    if not found:
+        raise BadInputError(
+            f"no metastore: give --metastore, or set {METASTORE_VARIABLE} where this runs, to "
+            "postgresql://user@host:5432/database or embedded:<directory>"
+        )
+    return Catalog(resolve_url(found), timeout_ms)
 
 
 def dispose_engines() -> None:

@@ -10,13 +10,10 @@ from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
-from cairn.catalog.catalog import Catalog, guard_message
-from cairn.catalog.embedded import resolve_url
+from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, guard_message
 from cairn.cli import commands, inspect, metrics, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
-
-METASTORE_VARIABLE = "CAIRN_METASTORE"
 
 _TIMEOUT_MS = 10_000
 """How long a command waits for the metastore, if it does not say otherwise."""
@@ -32,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-        code: int = arguments.run(_catalog(arguments.metastore), arguments)
+        catalog = find_catalog(arguments.metastore, timeout_ms=_TIMEOUT_MS)
+        code: int = arguments.run(catalog, arguments)
         sys.stdout.flush()
         return code
     except CairnError as error:
@@ -101,13 +99,3 @@ def _parser() -> argparse.ArgumentParser:
     savepoints.add_commands(commands_, common)
     metrics.add_command(commands_, common)
     return parser
-
-
-def _catalog(given: str | None) -> Catalog:
-    metastore = given or os.environ.get(METASTORE_VARIABLE)
-    if not metastore:
-        raise BadInputError(
-            f"no metastore: give --metastore, or set {METASTORE_VARIABLE}, to postgresql://… or "
-            "embedded:<directory>"
-        )
-    return Catalog(resolve_url(metastore), timeout_ms=_TIMEOUT_MS)

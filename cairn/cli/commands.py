@@ -13,8 +13,9 @@ from sqlalchemy import Connection, text
 
 from cairn.catalog import migrate as migrations
 from cairn.catalog.catalog import Catalog
+from cairn.catalog.jobs import unknown_job
 from cairn.cli.output import fail, print_json, print_table, progress_bars
-from cairn.errors import BadInputError, CairnError
+from cairn.errors import CairnError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 
 _CHANGES_TIMEOUT_MS = 60_000
@@ -143,12 +144,6 @@ def cleanup(catalog: Catalog, arguments: Namespace) -> int:
             )
             code = code or _STORE_FAILED
     return code
-
-
-def unknown_job(job: str, known: list[str]) -> BadInputError:
-    """Returns the error for a job that the metastore does not have."""
-    there = f"there are: {', '.join(known)}" if known else "there are none yet"
-    return BadInputError(f"no job {job!r}; {there}")
 
 
 def _cleanup_each(

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Row, select, text
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.segments import lists_at, segments_at
+from cairn.catalog.jobs import find_job
 from cairn.catalog.migrate import require_current
-from cairn.cli.commands import unknown_job
 from cairn.cli.output import print_json, print_table
 from cairn.errors import BadInputError, CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
@@ -34,7 +34,7 @@ from cairn.state.entries import (
 from cairn.state.ttl import HEADER_BYTES
 from cairn.storage import open_store
 from metastore.enums import CheckpointStatus, StateKind
-from metastore.models import Checkpoint, Job, StateVariable
+from metastore.models import Checkpoint, StateVariable
 
 _READABLE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 _INDEXES = {TIMERS_BY_EXPIRY, TTL_BY_EXPIRY}
@@ -115,9 +115,7 @@ def find_content(
     """
     # One snapshot: a cleanup must not subsume the checkpoint between two reads.
     connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-    job = connection.execute(select(Job.__table__).where(Job.name == job_name)).one_or_none()
-    if job is None:
-        raise unknown_job(job_name, list(connection.scalars(select(Job.name).order_by(Job.name))))
+    job = find_job(connection, job_name)
     chosen, parallelism = _choose(connection, job_name, job.job_id, checkpoint_id)
     variables = connection.execute(
         select(StateVariable.__table__).where(StateVariable.job_id == job.job_id)

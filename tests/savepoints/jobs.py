@@ -127,7 +127,7 @@ class Query:
         return Path(unquote(urlsplit(self.storage).path)) / self.plan.job_id
 
     def savepoint(self, checkpoint_id: int | None = None, name: str | None = None) -> Pinned:
-        return pin(self.plan.catalog, self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
+        return pin(Catalog(self.url), self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
 
     def manifest_url(self, checkpoint_id: int) -> str:
         return f"{self.storage}/{manifest_file(self.plan.job_id, checkpoint_id)}"
@@ -146,7 +146,7 @@ class Query:
         )
 
     def do(self, work: Callable[[Connection], T]) -> T:
-        return self.plan.catalog.run("testing", work)
+        return Catalog(self.url).run("testing", work)
 
     def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """Returns the rows of a statement, in which `:job` is the job's id."""

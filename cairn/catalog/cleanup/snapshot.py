@@ -26,9 +26,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import aliased
 
 from cairn.catalog.job.begin import TAKES_ACKS
-from cairn.errors import BadInputError
+from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
-from metastore.models import Checkpoint, Job, PhysicalFile, Pin, Segment
+from metastore.models import Checkpoint, PhysicalFile, Pin, Segment
 
 PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
@@ -104,11 +104,6 @@ class UpkeepSnapshot:
     files: tuple[UndeletedFile, ...]
 
 
-def job_names(connection: Connection) -> list[str]:
-    """Returns the names of all jobs, in order."""
-    return list(connection.scalars(select(Job.name).order_by(Job.name)))
-
-
 def read_snapshot(connection: Connection, job_name: str) -> UpkeepSnapshot:
     """Returns what a subsumption plan is made from, read in one repeatable-read snapshot.
 
@@ -119,21 +114,12 @@ def read_snapshot(connection: Connection, job_name: str) -> UpkeepSnapshot:
         BadInputError: there is no such job.
     """
     connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-    job = _job_facts(connection, job_name)
+    row = find_job(connection, job_name)
+    job = JobFacts(row.job_id, row.name, row.storage, row.num_retained, row.current_epoch)
     checkpoints, horizon = _open_checkpoints(connection, job)
     segments = _released_segments(connection, job, horizon)
     files = _undeleted_files(connection, job, {segment.file_id for segment in segments})
     return UpkeepSnapshot(job, checkpoints, segments, files)
-
-
-def _job_facts(connection: Connection, job_name: str) -> JobFacts:
-    columns = (Job.job_id, Job.name, Job.storage, Job.num_retained, Job.current_epoch)
-    row = connection.execute(select(*columns).where(Job.name == job_name)).one_or_none()
-    if row is None:
-        raise BadInputError(
-            f"there is no job {job_name!r} here; `cairn jobs` lists those there are"
-        )
-    return JobFacts(*row)
 
 
 def _open_checkpoints(

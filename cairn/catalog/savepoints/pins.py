@@ -13,9 +13,10 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cairn.catalog.jobs import find_job
 from cairn.errors import BadInputError, RefusedError
 from metastore.enums import CheckpointStatus, PinKind
-from metastore.models import Checkpoint, Job, Pin
+from metastore.models import Checkpoint, Pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def pin_checkpoint(
         BadInputError: there is no such job.
         RefusedError: the checkpoint is not CONFIRMED, or none is yet.
     """
-    job = _job(connection, job_name, locked=True)
+    job = find_job(connection, job_name, locked=True)
     checkpoint = _chosen(connection, job, checkpoint_id)
     known = connection.scalar(
         select(Pin.pin_id).where(
@@ -92,7 +93,7 @@ def open_pins(
     Raises:
         BadInputError: there is no such job, or no such pin; says which there are.
     """
-    job = _job(connection, job_name)
+    job = find_job(connection, job_name)
     chosen = [*_open(job.job_id)]
     if checkpoint_id is not None:
         chosen.append(Pin.checkpoint_id == checkpoint_id)
@@ -108,7 +109,7 @@ def open_pins(
 
 def remove_pins(connection: Connection, job_name: str, pin_ids: Sequence[UUID]) -> None:
     """Removes pins; from then on cleanups may subsume what nothing else keeps."""
-    job = _job(connection, job_name, locked=True)
+    job = find_job(connection, job_name, locked=True)
     connection.execute(
         update(Pin).where(*_open(job.job_id), Pin.pin_id.in_(pin_ids)).values(removed_at=func.now())
     )
@@ -116,16 +117,6 @@ def remove_pins(connection: Connection, job_name: str, pin_ids: Sequence[UUID]) 
 
 def _open(job_id: str) -> tuple[ColumnElement[bool], ...]:
     return Pin.job_id == job_id, Pin.removed_at.is_(None)
-
-
-def _job(connection: Connection, job_name: str, *, locked: bool = False) -> Row[*tuple[Any, ...]]:
-    query = select(Job.job_id, Job.name, Job.storage).where(Job.name == job_name)
-    job = connection.execute(query.with_for_update() if locked else query).one_or_none()
-    if job is None:
-        known = connection.scalars(select(Job.name).order_by(Job.name)).all()
-        there = f"there are: {', '.join(known)}" if known else "there are none yet"
-        raise BadInputError(f"no job {job_name!r}; {there}")
-    return job
 
 
 def _chosen(

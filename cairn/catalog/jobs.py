@@ -1,0 +1,35 @@
+"""The jobs of a metastore, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from cairn.errors import BadInputError
+from metastore.models import Job
+
+
+def job_names(connection: Connection) -> list[str]:
+    """Returns the names of all jobs, in order."""
+    return list(connection.scalars(select(Job.name).order_by(Job.name)))
+
+
+def find_job(connection: Connection, name: str, *, locked: bool = False) -> Row[*tuple[Any, ...]]:
+    """Returns a job's row, locked against changes until the transaction ends if asked.
+
+    Raises:
+        BadInputError: there is no such job; the message lists those there are.
+    """
+    query = select(Job.__table__).where(Job.name == name)
+    job = connection.execute(query.with_for_update() if locked else query).one_or_none()
+    if job is None:
+        raise unknown_job(name, job_names(connection))
+    return job
+
+
+def unknown_job(name: str, known: Sequence[str]) -> BadInputError:
+    """Returns the error for a job that the metastore does not have."""
+    there = f"there are: {', '.join(known)}" if known else "there are none yet"
+    return BadInputError(f"no job {name!r}; {there}")
