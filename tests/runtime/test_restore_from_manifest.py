@@ -54,7 +54,7 @@ def target(empty_database_url: str, tmp_path: Path) -> Query:
 
 def build(query: Query, url: str, parallelism: int = 3, **changes: Any) -> bool:
     """Does what building the plan does; tells whether the job was restored."""
-    origin = find_origin(query.plan.catalog, query.job, url)
+    origin = find_origin(query.catalog, query.job, url)
     query.start(parallelism, origin=origin and origin.manifest, **changes)
     if origin is None or query.run.has_state:
         return False
@@ -65,7 +65,7 @@ def build(query: Query, url: str, parallelism: int = 3, **changes: Any) -> bool:
 def copy(query: Query, origin: Origin, store: ObjectStore | None = None) -> None:
     plan = query.plan
     restore(
-        query.plan.catalog,
+        query.catalog,
         origin,
         store or query.store,
         job=query.job,
@@ -99,7 +99,7 @@ def test_a_new_job_goes_on_from_the_manifest_at_any_parallelism_without_the_sour
     last = go_on(target, 4)
     assert last == 9, "ids go on after the adopted checkpoint's"
     assert target.state(9) == remembered(9)
-    cleanup_job(target.plan.catalog, target.job)
+    cleanup_job(target.catalog, target.job)
     assert target.state(9) == remembered(9)
 
 
@@ -108,7 +108,7 @@ def test_the_source_stays_as_it_was(source: Query, target: Query) -> None:
     rows = source.sql("SELECT * FROM cairn.segments ORDER BY segment_id")
     build(target, url_of(source))
     go_on(target, 3)
-    cleanup_job(target.plan.catalog, target.job)
+    cleanup_job(target.catalog, target.job)
     assert {p: p.read_bytes() for p in source.root.rglob("*") if p.is_file()} == before
     assert source.sql("SELECT * FROM cairn.segments ORDER BY segment_id") == rows
 
@@ -144,7 +144,7 @@ def test_two_plans_built_at_once_restore_once(source: Query, target: Query) -> N
     assert one.state(5) == remembered(5)
     go_on(other, 2)
     other.age_intents()
-    cleanup_job(other.plan.catalog, other.job)
+    cleanup_job(other.catalog, other.job)
     stored = {p for p in other.root.rglob("*") if p.is_file()}
     known = {
         other.root.parent / path
@@ -186,7 +186,7 @@ def test_a_restore_that_was_killed_is_done_by_building_the_plan_again(
     assert target.state(5) == remembered(5)
     go_on(target, 3)
     target.age_intents()
-    cleanup_job(target.plan.catalog, target.job)
+    cleanup_job(target.catalog, target.job)
     assert target.state(8) == remembered(8)
     assert not any(p.exists() for p in lost), "nobody needs the first try's copy"
 

@@ -77,7 +77,7 @@ class Query:
             epoch=run.epoch,
             parallelism=registration.parallelism,
             storage=self.storage,
-            catalog=Catalog(self.url),
+            catalog=self.catalog,
             settings=Settings(
                 max_parallelism=MAX_PARALLELISM,
                 num_retained=2,
@@ -118,6 +118,10 @@ class Query:
         )
 
     @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.url)
+
+    @property
     def store(self) -> ObjectStore:
         return open_store(self.storage)
 
@@ -127,7 +131,7 @@ class Query:
         return Path(unquote(urlsplit(self.storage).path)) / self.plan.job_id
 
     def savepoint(self, checkpoint_id: int | None = None, name: str | None = None) -> Pinned:
-        return pin(Catalog(self.url), self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
+        return pin(self.catalog, self.job, checkpoint_id, kind=PinKind.SAVEPOINT, name=name)
 
     def manifest_url(self, checkpoint_id: int) -> str:
         return f"{self.storage}/{manifest_file(self.plan.job_id, checkpoint_id)}"
@@ -146,7 +150,7 @@ class Query:
         )
 
     def do(self, work: Callable[[Connection], T]) -> T:
-        return Catalog(self.url).run("testing", work)
+        return self.catalog.run("testing", work)
 
     def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """Returns the rows of a statement, in which `:job` is the job's id."""

@@ -92,7 +92,7 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
     target = Query(empty_url, (tmp_path / "target").as_uri(), str(tmp_path / "local-2"), "again")
     target.start(parallelism, states=BOTH, origin=origin.manifest)
     restore(
-        target.plan.catalog,
+        target.catalog,
         origin,
         target.store,
         job=target.job,
@@ -111,7 +111,7 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
     for batch_id in (2, 3):
         target.batch(batch_id, change_lists=notes.of_batch(batch_id), write=remember(batch_id + 2))
     target.age_intents()
-    cleanup_job(target.plan.catalog, target.job)
+    cleanup_job(target.catalog, target.job)
     assert stored_lists(target.plan, 2) == {}, "its checkpoint is subsumed"
 
 

@@ -189,7 +189,7 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(lost: Query, empty_url: st
 def test_a_metastore_that_has_the_job_is_refused_and_kept(lost: Query, empty_url: str) -> None:
     before = lost.sql("SELECT * FROM cairn.jobs")
     with pytest.raises(RefusedError, match="has a job 'words', with the root words-"):
-        rebuild(lost.plan.catalog, lost.storage)
+        rebuild(lost.catalog, lost.storage)
     assert lost.sql("SELECT * FROM cairn.jobs") == before
     rebuild(Catalog(empty_url), lost.storage)
     with pytest.raises(RefusedError, match="has a job 'words'"):

@@ -61,7 +61,7 @@ def statuses(query: Query) -> list[tuple[str, int]]:
 
 def write(query: Query, checkpoint_id: int) -> None:
     write_manifest(
-        query.plan.catalog, query.store, query.plan.job_id, checkpoint_id, epoch=query.plan.epoch
+        query.catalog, query.store, query.plan.job_id, checkpoint_id, epoch=query.plan.epoch
     )
 
 
@@ -83,7 +83,7 @@ def test_a_manifest_is_the_same_whatever_has_happened_since(query: Query) -> Non
         query.batch(batch_id, materializes=[0, 1])
     query.start(parallelism=3)
     query.batch(7)
-    cleanup_job(query.plan.catalog, query.job)
+    cleanup_job(query.catalog, query.job)
     assert described(query, 2) == first
     assert from_manifest(query, 2) == remembered(2)
 
@@ -104,11 +104,11 @@ def test_a_manifest_stays_as_long_as_its_checkpoint(query: Query) -> None:
         query.batch(batch_id, materializes=[0, 1])
         if batch_id in (2, 3):
             query.savepoint()
-    cleanup_job(query.plan.catalog, query.job)
+    cleanup_job(query.catalog, query.job)
     assert manifests(query) == [2, 3]
     found = query.do(lambda c: open_pins(c, query.job, 2, None))
     query.do(lambda c: remove_pins(c, query.job, [row["pin_id"] for row in found]))
-    cleanup_job(query.plan.catalog, query.job)
+    cleanup_job(query.catalog, query.job)
     assert manifests(query) == [3]
     assert statuses(query) == [("DELETED", 0), ("SEALED", 1)]
     assert from_manifest(query, 3) == remembered(3)
@@ -178,7 +178,7 @@ def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
     query.start()
     query.batch(2)
     query.age_intents()
-    cleanup_job(query.plan.catalog, query.job)
+    cleanup_job(query.catalog, query.job)
     with pytest.raises(FencedError, match=r"CONDEMNED|DELETED"):
         query.do(lambda c: seal_manifest(c, intended, b"x"))
     with pytest.raises(RefusedError, match="its path is never used again"):
@@ -195,7 +195,7 @@ def test_a_write_that_is_taken_up_again_is_not_given_up_meanwhile(query: Query) 
     again = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
     query.start()
     query.batch(2)
-    cleanup_job(query.plan.catalog, query.job)
+    cleanup_job(query.catalog, query.job)
     query.store.put(again.path, [encode(again.manifest)])
     query.do(lambda c: seal_manifest(c, again, encode(again.manifest)))
     assert statuses(query) == [("SEALED", 1)]
@@ -222,7 +222,7 @@ def test_a_run_that_was_replaced_writes_no_manifest(query: Query) -> None:
     query.start()
     query.batch(2)
     with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
-        write_manifest(query.plan.catalog, query.store, older.job_id, 1, epoch=older.epoch)
+        write_manifest(query.catalog, query.store, older.job_id, 1, epoch=older.epoch)
     assert manifests(query) == []
 
 

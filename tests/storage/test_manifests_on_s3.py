@@ -22,12 +22,12 @@ def test_a_job_is_restored_and_a_metastore_rebuilt_from_s3(
         source.batch(batch_id, materializes=[0])
     source.savepoint()
     source.savepoint(2)
-    cleanup_job(source.plan.catalog, source.job)
+    cleanup_job(source.catalog, source.job)
     again = Query(metastore_url, s3_url, str(tmp_path / "local"), job="again")
     origin = source.origin(3)
     again.start(3, origin=origin.manifest)
     restore(
-        again.plan.catalog,
+        again.catalog,
         origin,
         again.store,
         job=again.job,
