@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _checks(s3: str | None) -> list[str]:
     """Returns what prints files and bytes by the metastore, and by a listing of the storage."""
-    metrics = f".venv/bin/cairn metrics {JOB} --metastore {METASTORE}"
-    by_metastore = f"{metrics} | grep ^cairn_fileMerging_physicalFile"
+    metrics = f".venv/bin/cairn metrics {JOB} --table --metastore {METASTORE}"
+    by_metastore = f"{metrics} | grep physicalFile"
     if s3:
         return [by_metastore, f"aws s3 ls --recursive --summarize {s3}/{JOB}-"]
     sizes = f"find {BUILD / 'storage'} -name '*.seg' -printf '%s\\n'"
