@@ -142,7 +142,7 @@ class Checkpoint(Base):
         UniqueConstraint("job_id", "epoch", "query_id", "batch_id"),
         Index(None, "job_id", "query_id", "batch_id"),
         Index(
-            "ix_checkpoints__open",
+            "ix_checkpoints__retained",
             "job_id",
             "checkpoint_id",
             postgresql_where=text("status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')"),

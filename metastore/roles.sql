@@ -29,7 +29,7 @@ GRANT SELECT ON
     cairn.alembic_version, cairn.v_changelog_storage, cairn.v_checkpoint_history,
     cairn.v_directories, cairn.v_files, cairn.v_jobs, cairn.v_lost_uploads,
     cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
-    cairn.v_space_amplification
+    cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;
 
 GRANT SELECT, INSERT, UPDATE ON
@@ -56,6 +56,7 @@ GRANT SELECT ON
 GRANT UPDATE (created_at) ON cairn.jobs TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
+GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
 GRANT UPDATE (status, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status, released_checkpoint) ON cairn.segments TO cairn_maintainer;
 GRANT INSERT, UPDATE ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.apply import PLAN_LIFE_MIN, Applied, apply_plan, store_plan
 from cairn.catalog.cleanup.deletions import total_open
-from cairn.catalog.cleanup.snapshot import JobFacts, UpkeepSnapshot, read_snapshot
+from cairn.catalog.cleanup.snapshot import CleanupSnapshot, JobFacts, read_snapshot
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
@@ -78,7 +78,7 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
     )
 
 
-def _read(catalog: Catalog, job_name: str) -> UpkeepSnapshot:
+def _read(catalog: Catalog, job_name: str) -> CleanupSnapshot:
     return catalog.run(f"reading what job {job_name} keeps", lambda c: read_snapshot(c, job_name))
 
 
@@ -119,7 +119,7 @@ def apply_stored(catalog: Catalog, job: JobFacts, run_id: UUID, plan: Subsumptio
     return applied
 
 
-def _forecast(catalog: Catalog, snapshot: UpkeepSnapshot, plan: SubsumptionPlan) -> CleanupReport:
+def _forecast(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan) -> CleanupReport:
     waiting = catalog.run("counting delete intents", lambda c: total_open(c, snapshot.job.job_id))
     return CleanupReport(
         job=snapshot.job.name,

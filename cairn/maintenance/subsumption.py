@@ -6,27 +6,22 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
-from cairn.catalog.cleanup.snapshot import JobFacts, ReleasedSegment, UndeletedFile, UpkeepSnapshot
+from cairn.catalog.cleanup.snapshot import (
+    CleanupSnapshot,
+    ReleasedSegment,
+    SealedFile,
+    UnneededFile,
+)
 from cairn.errors import RefusedError
-from metastore.enums import CheckpointStatus, FileStatus
+from metastore.enums import CheckpointStatus
 
 LEAST_RETAINED = 2
 """Spark may replay the newest batch, which starts from the checkpoint before it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CondemnedFile:
-    """A file to delete, and why, in words. `size_bytes` is None where nothing was sealed."""
-
-    file_id: UUID
-    path: str
-    size_bytes: int | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ class SubsumptionPlan:
     retained_checkpoints: tuple[int, ...]
     subsumed_checkpoints: tuple[int, ...]
     dead_segments: tuple[UUID, ...]
-    condemned_files: tuple[CondemnedFile, ...]
+    condemned_files: tuple[UnneededFile, ...]
     freed_bytes: int
 
     @property
@@ -71,18 +66,18 @@ class SubsumptionPlan:
                 "retained_checkpoints": tuple(plain["retained_checkpoints"]),
                 "subsumed_checkpoints": tuple(plain["subsumed_checkpoints"]),
                 "dead_segments": tuple(map(UUID, plain["dead_segments"])),
-                "condemned_files": tuple(CondemnedFile(**file) for file in files),
+                "condemned_files": tuple(UnneededFile(**file) for file in files),
             }
         )
 
 
-def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
+def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:
     """Returns what can be deleted of a job.
 
     The newest `num_retained` confirmed checkpoints stay, all that are pinned, and all that are not
-    confirmed. A released segment dies when no retained checkpoint lies in its interval; a sealed
-    file is condemned when its last live segment dies. A file being written is condemned when nobody
-    may seal it any more, and no request for it can be in flight.
+    confirmed. A released segment dies when no retained checkpoint lies in its interval, and a
+    sealed file is condemned with its last live segment. Which other files nothing needs, the
+    snapshot says.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -97,19 +92,19 @@ def plan_subsumption(snapshot: UpkeepSnapshot) -> SubsumptionPlan:
     subsumed = _subsumed(snapshot)
     retained = sorted({c.checkpoint_id for c in snapshot.checkpoints} - set(subsumed))
     dying = [segment for segment in snapshot.segments if not _is_needed(segment, retained)]
-    condemned = _condemned(job, snapshot.files, dying)
+    condemned = [*snapshot.unneeded_files, *_emptied(snapshot.sealed_files, dying)]
     return SubsumptionPlan(
         job=job.name,
         epoch=job.current_epoch,
         retained_checkpoints=tuple(retained),
         subsumed_checkpoints=tuple(subsumed),
         dead_segments=tuple(sorted(segment.segment_id for segment in dying)),
-        condemned_files=tuple(condemned),
+        condemned_files=tuple(sorted(condemned, key=lambda file: file.file_id)),
         freed_bytes=sum(file.size_bytes or 0 for file in condemned),
     )
 
 
-def _subsumed(snapshot: UpkeepSnapshot) -> list[int]:
+def _subsumed(snapshot: CleanupSnapshot) -> list[int]:
     confirmed = sorted(
         checkpoint.checkpoint_id
         for checkpoint in snapshot.checkpoints
@@ -125,31 +120,17 @@ def _is_needed(segment: ReleasedSegment, retained: Sequence[int]) -> bool:
     return at < len(retained) and retained[at] < segment.released_checkpoint
 
 
-def _condemned(
-    job: JobFacts, files: Iterable[UndeletedFile], dying: Iterable[ReleasedSegment]
-) -> list[CondemnedFile]:
+def _emptied(
+    files: Iterable[SealedFile], dying: Iterable[ReleasedSegment]
+) -> Iterator[UnneededFile]:
+    """Yields the files all of whose live segments die."""
     deaths = Counter(segment.file_id for segment in dying)
-    condemned = []
-    for file in sorted(files, key=lambda file: file.file_id):
-        reason = _why_condemned(file, deaths[file.file_id], job.current_epoch)
-        if reason is not None:
-            condemned.append(CondemnedFile(file.file_id, file.path, file.size_bytes, reason))
-    return condemned
-
-
-def _why_condemned(file: UndeletedFile, deaths: int, current_epoch: int) -> str | None:
-    """Returns why to delete the file, None to keep it. `deaths` of its live segments die now."""
-    if file.status is FileStatus.SEALED and file.live_segments == deaths:
-        if deaths == 0:
-            return "sealed, and holds no live segment"
-        return f"sealed, and no retained checkpoint needs its last live segments ({deaths})"
-    if file.status is not FileStatus.WRITING or file.may_appear:
-        return None
-    if file.epoch < current_epoch:
-        return (
-            f"its writer, run {file.epoch}, was replaced by run {current_epoch} and can never "
-            "seal it"
-        )
-    if file.is_lost:
-        return "nobody may seal it any more: its batch is over, or another request has won"
-    return None
+    for file in files:
+        if file.live_segments == deaths[file.file_id]:
+            yield UnneededFile(
+                file_id=file.file_id,
+                path=file.path,
+                size_bytes=file.size_bytes,
+                reason="sealed, and no retained checkpoint needs its last live segments "
+                f"({file.live_segments})",
+            )

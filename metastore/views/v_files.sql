@@ -50,10 +50,8 @@ CROSS JOIN LATERAL (
     LEFT JOIN cairn.checkpoints
         ON checkpoints.job_id = segments.job_id
         AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
-        AND checkpoints.checkpoint_id >= segments.first_checkpoint
-        AND (
-            segments.released_checkpoint IS NULL
-            OR checkpoints.checkpoint_id < segments.released_checkpoint
+        AND cairn.is_part_of(
+            segments.first_checkpoint, segments.released_checkpoint, checkpoints.checkpoint_id
         )
     WHERE segments.file_id = f.file_id
       AND segments.status = 'LIVE'

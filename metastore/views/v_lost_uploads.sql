@@ -18,12 +18,12 @@ FROM (
     FROM cairn.physical_files
     WHERE physical_files.retry_of IS NOT NULL
 ) AS u
-JOIN cairn.physical_files AS w
-    ON (w.file_id = u.file_id OR w.retry_of = u.file_id)
-    AND w.sealed_at IS NOT NULL
 JOIN cairn.physical_files AS f
     ON (f.file_id = u.file_id OR f.retry_of = u.file_id)
     AND f.sealed_at IS NULL
+JOIN cairn.physical_files AS w
+    ON cairn.is_same_upload(f.file_id, f.retry_of, w.file_id, w.retry_of)
+    AND w.sealed_at IS NOT NULL
 JOIN cairn.jobs AS j ON j.job_id = f.job_id;
 
 COMMENT ON VIEW cairn.v_lost_uploads IS

@@ -31,32 +31,9 @@ CROSS JOIN LATERAL (
 ) AS f
 CROSS JOIN LATERAL (
     SELECT count(*) AS files
-    FROM cairn.physical_files AS lost
-    WHERE lost.job_id = j.job_id
-      AND lost.status <> 'DELETED'
-      AND lost.sealed_at IS NULL
-      AND (
-        lost.status = 'CONDEMNED'
-        OR lost.epoch < j.current_epoch
-        OR (
-            lost.batch_id IS NOT NULL
-            AND NOT EXISTS (
-                SELECT FROM cairn.checkpoints
-                WHERE checkpoints.job_id = lost.job_id
-                  AND checkpoints.epoch = lost.epoch
-                  AND checkpoints.batch_id = lost.batch_id
-                  AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED')
-            )
-        )
-        OR EXISTS (
-            SELECT FROM cairn.physical_files AS winner
-            WHERE winner.sealed_at IS NOT NULL
-              AND (
-                winner.file_id = lost.retry_of
-                OR winner.retry_of = coalesce(lost.retry_of, lost.file_id)
-            )
-        )
-    )
+    FROM cairn.v_unneeded_files
+    WHERE v_unneeded_files.job_id = j.job_id
+      AND v_unneeded_files.sealed_at IS NULL
 ) AS o
 CROSS JOIN LATERAL (
     SELECT count(*) AS files
@@ -224,10 +201,8 @@ CROSS JOIN LATERAL (
         WHERE segments.job_id = j.job_id
           AND segments.kind = 'changelog'
           AND segments.status = 'LIVE'
-          AND segments.first_checkpoint <= newest.checkpoint_id
-          AND (
-            segments.released_checkpoint IS NULL
-            OR segments.released_checkpoint > newest.checkpoint_id
+          AND cairn.is_part_of(
+            segments.first_checkpoint, segments.released_checkpoint, newest.checkpoint_id
         )
         UNION ALL
         SELECT subtask_acks.subtask, 0, TRUE

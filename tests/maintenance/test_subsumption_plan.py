@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.catalog.cleanup.snapshot import (
+    RETAINED,
+    CleanupSnapshot,
     JobFacts,
-    OpenCheckpoint,
     ReleasedSegment,
-    UndeletedFile,
-    UpkeepSnapshot,
+    RetainedCheckpoint,
+    SealedFile,
+    UnneededFile,
 )
 from cairn.errors import RefusedError
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from metastore.enums import CheckpointStatus, FileStatus
 
-OPEN = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 SIZE_BYTES = 100
 
 
@@ -45,9 +46,16 @@ class ModelSegment:
 class ModelFile:
     file_id: UUID
     status: FileStatus
-    epoch: int
-    is_lost: bool = False
-    may_appear: bool = False
+    may_be_sealed: bool = True
+
+    @property
+    def path(self) -> str:
+        return f"job-1/{self.file_id}.seg"
+
+    def unneeded(self, size_bytes: int | None) -> UnneededFile:
+        return UnneededFile(
+            file_id=self.file_id, path=self.path, size_bytes=size_bytes, reason="as the view says"
+        )
 
 
 @dataclass
@@ -61,33 +69,46 @@ class ModelJob:
     files: dict[UUID, ModelFile] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
 
-    def snapshot(self) -> UpkeepSnapshot:
+    def snapshot(self) -> CleanupSnapshot:
         live = Counter(segment.file_id for segment in self.segments if segment.live)
-        return UpkeepSnapshot(
-            JobFacts("job-1", "job", "/storage", self.num_retained, self.current_epoch),
-            tuple(
-                OpenCheckpoint(i, s, is_pinned=i in self.pinned)
-                for i, s in self.checkpoints.items()
-                if s in OPEN
+        sealed = [f for f in self.files.values() if f.status is FileStatus.SEALED]
+        writing = [f for f in self.files.values() if f.status is FileStatus.WRITING]
+        return CleanupSnapshot(
+            job=JobFacts(
+                job_id="job-1",
+                name="job",
+                storage="/storage",
+                num_retained=self.num_retained,
+                current_epoch=self.current_epoch,
             ),
-            tuple(
-                ReleasedSegment(s.segment_id, s.file_id, s.first, s.released)
+            checkpoints=tuple(
+                RetainedCheckpoint(i, s, is_pinned=i in self.pinned)
+                for i, s in self.checkpoints.items()
+                if s in RETAINED
+            ),
+            segments=tuple(
+                ReleasedSegment(
+                    segment_id=s.segment_id,
+                    file_id=s.file_id,
+                    first_checkpoint=s.first,
+                    released_checkpoint=s.released,
+                )
                 for s in self.segments
                 if s.live and s.released is not None
             ),
-            tuple(
-                UndeletedFile(
-                    f.file_id,
-                    f"job-1/{f.file_id}.seg",
-                    f.status,
-                    f.epoch,
-                    SIZE_BYTES if f.status is FileStatus.SEALED else None,
-                    live[f.file_id],
-                    is_lost=f.is_lost,
-                    may_appear=f.may_appear,
+            sealed_files=tuple(
+                SealedFile(
+                    file_id=f.file_id,
+                    path=f.path,
+                    size_bytes=SIZE_BYTES,
+                    live_segments=live[f.file_id],
                 )
-                for f in self.files.values()
-                if f.status in (FileStatus.WRITING, FileStatus.SEALED)
+                for f in sealed
+                if live[f.file_id]
+            ),
+            unneeded_files=(
+                *(f.unneeded(SIZE_BYTES) for f in sealed if not live[f.file_id]),
+                *(f.unneeded(None) for f in writing if not f.may_be_sealed),
             ),
         )
 
@@ -110,8 +131,6 @@ def jobs(draw: st.DrawFn) -> ModelJob:
         UUID(int=n): ModelFile(
             UUID(int=n),
             draw(st.sampled_from([FileStatus.SEALED, FileStatus.SEALED, FileStatus.WRITING])),
-            draw(st.integers(1, 5)),
-            draw(st.booleans()),
             draw(st.booleans()),
         )
         for n in range(draw(st.integers(0, 6)))
@@ -141,7 +160,7 @@ def test_the_newest_confirmed_and_all_unconfirmed_checkpoints_stay(job: ModelJob
     confirmed = [i for i, s in job.checkpoints.items() if s is CheckpointStatus.CONFIRMED]
     plan = plan_subsumption(job.snapshot())
     assert set(plan.subsumed_checkpoints) == set(sorted(confirmed)[: -job.num_retained])
-    unconfirmed = {i for i, s in job.checkpoints.items() if s in OPEN and i not in confirmed}
+    unconfirmed = {i for i, s in job.checkpoints.items() if s in RETAINED and i not in confirmed}
     newest = set(sorted(confirmed)[-job.num_retained :])
     assert set(plan.retained_checkpoints) == unconfirmed | newest
 
@@ -177,16 +196,14 @@ def test_what_a_plan_leaves_is_needed_or_in_flight(job: ModelJob) -> None:
         if file.status is FileStatus.SEALED:
             assert file.file_id in live_in
         if file.status is FileStatus.WRITING:
-            may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
-            assert may_be_sealed or file.may_appear
+            assert file.may_be_sealed
 
 
 @given(jobs())
-def test_a_file_that_may_be_sealed_or_may_still_appear_is_not_condemned(job: ModelJob) -> None:
+def test_a_file_that_may_be_sealed_is_not_condemned(job: ModelJob) -> None:
     condemned = {file.file_id for file in plan_subsumption(job.snapshot()).condemned_files}
     for file in job.files.values():
-        may_be_sealed = file.epoch >= job.current_epoch and not file.is_lost
-        if file.status is FileStatus.WRITING and (may_be_sealed or file.may_appear):
+        if file.status is FileStatus.WRITING and file.may_be_sealed:
             assert file.file_id not in condemned
 
 
@@ -209,7 +226,8 @@ def test_a_plan_is_a_function_of_the_rows_and_not_of_their_order(
         snapshot,
         checkpoints=tuple(rng.sample(snapshot.checkpoints, len(snapshot.checkpoints))),
         segments=tuple(rng.sample(snapshot.segments, len(snapshot.segments))),
-        files=tuple(rng.sample(snapshot.files, len(snapshot.files))),
+        sealed_files=tuple(rng.sample(snapshot.sealed_files, len(snapshot.sealed_files))),
+        unneeded_files=tuple(rng.sample(snapshot.unneeded_files, len(snapshot.unneeded_files))),
     )
     plan = plan_subsumption(snapshot)
     assert plan_subsumption(shuffled) == plan
@@ -230,29 +248,25 @@ def test_the_digest_tells_plans_apart(job: ModelJob) -> None:
     assert replace(plan, epoch=plan.epoch + 1).sha256 != plan.sha256
 
 
-def test_reasons_name_what_freed_the_file() -> None:
-    sealed, empty, fenced, in_flight, lost = (UUID(int=n) for n in range(5))
+def test_a_file_is_condemned_with_its_last_segments_and_the_reason_says_so() -> None:
+    emptied, unneeded, in_flight = (UUID(int=n) for n in range(3))
     job = ModelJob(
         num_retained=2,
         current_epoch=3,
         checkpoints=dict.fromkeys((1, 2, 3), CheckpointStatus.CONFIRMED),
-        segments=[ModelSegment(UUID(int=9), sealed, 1, 2)],
+        segments=[ModelSegment(UUID(int=9), emptied, 1, 2)],
         files={
-            sealed: ModelFile(sealed, FileStatus.SEALED, 3),
-            empty: ModelFile(empty, FileStatus.SEALED, 3),
-            fenced: ModelFile(fenced, FileStatus.WRITING, 2),
-            in_flight: ModelFile(in_flight, FileStatus.WRITING, 3),
-            lost: ModelFile(lost, FileStatus.WRITING, 3, is_lost=True),
+            emptied: ModelFile(emptied, FileStatus.SEALED),
+            unneeded: ModelFile(unneeded, FileStatus.WRITING, may_be_sealed=False),
+            in_flight: ModelFile(in_flight, FileStatus.WRITING),
         },
     )
     plan = plan_subsumption(job.snapshot())
     assert {file.file_id: file.reason for file in plan.condemned_files} == {
-        sealed: "sealed, and no retained checkpoint needs its last live segments (1)",
-        empty: "sealed, and holds no live segment",
-        fenced: "its writer, run 2, was replaced by run 3 and can never seal it",
-        lost: "nobody may seal it any more: its batch is over, or another request has won",
+        emptied: "sealed, and no retained checkpoint needs its last live segments (1)",
+        unneeded: "as the view says",
     }
-    assert plan.freed_bytes == 2 * SIZE_BYTES
+    assert plan.freed_bytes == SIZE_BYTES
 
 
 def test_a_job_that_retains_one_checkpoint_is_refused() -> None:

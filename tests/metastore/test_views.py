@@ -7,22 +7,22 @@ import pytest
 from sqlalchemy import text, update
 
 from cairn.catalog.catalog import Catalog
-from metastore.definitions import FILES
+from metastore.definitions import VIEWS
 from metastore.enums import Scope
-from metastore.models import Deletion
+from metastore.models import Deletion, Job, PhysicalFile
 from tests.metastore.rows import Rows
 
-VIEWS = {path.stem: path for path in FILES if path.parent.name == "views"}
+FILES = {path.stem: path for path in VIEWS}
 COLUMNS = (
     "SELECT column_name, data_type FROM information_schema.columns "
     "WHERE table_schema = 'cairn' AND table_name = :name ORDER BY ordinal_position"
 )
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", FILES)
 def test_view_says_its_grain_and_its_columns(shared_metastore_url: str, name: str) -> None:
     header = "\n".join(
-        line for line in VIEWS[name].read_text().splitlines() if line.startswith("--")
+        line for line in FILES[name].read_text().splitlines() if line.startswith("--")
     )
     assert header.startswith("-- Grain: one row per ")
     assert "\n-- Read by: " in header
@@ -165,6 +165,34 @@ def test_lost_uploads_are_the_unsealed_files_of_uploads_that_another_request_won
     rows.file("WRITING", retry_of=hopeless)
     lost = {row["file_id"]: row["lost_to"] for row in rows.view("v_lost_uploads")}
     assert lost == {first: hedge, retry: hedge, late: quick}
+
+
+def test_unneeded_files_say_why_and_whether_the_next_cleanup_condemns_them(rows: Rows) -> None:
+    empty, holding, condemned = rows.file(), rows.file(), rows.file("CONDEMNED")
+    rows.segment(holding, first_checkpoint=1)
+    rows.file("DELETED")
+    lost, old = rows.file("WRITING", retry_of=empty), rows.file("WRITING")
+    because = "nobody may seal it any more: its batch is over, or another request has won"
+    expected = {
+        empty: ("sealed, and holds no live segment", True),
+        condemned: ("condemned, waits for its deletion", False),
+        lost: (because, False),
+        old: (because, False),
+    }
+
+    def found() -> dict[Any, tuple[str, bool]]:
+        files = rows.view("v_unneeded_files")
+        return {file["file_id"]: (file["reason"], file["is_condemnable"]) for file in files}
+
+    assert found() == expected
+    rows.execute(
+        update(PhysicalFile)
+        .where(PhysicalFile.file_id == old)
+        .values(created_at=datetime.now(UTC) - timedelta(hours=1))
+    )
+    rows.execute(update(Job).where(rows.own(Job)).values(current_epoch=2))
+    because = "its writer, run 1, was replaced and can never seal it"
+    assert found() == expected | {lost: (because, False), old: (because, True)}
 
 
 def test_materialization_shows_what_was_begun_and_written_last(rows: Rows) -> None:

@@ -17,11 +17,9 @@ from sqlalchemy import (
     Connection,
     Row,
     Uuid,
-    and_,
     any_,
     func,
     literal,
-    or_,
     select,
     update,
 )
@@ -29,15 +27,16 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.cleanup.snapshot import (
     RETAINED,
+    UNNEEDED_FILES,
     JobFacts,
     any_uuid,
-    is_lost,
+    is_needed,
     is_pinned,
-    may_appear,
+    multirange,
 )
 from cairn.errors import RefusedError
 from metastore.enums import CheckpointStatus, FileStatus, MaintenanceStatus, SegmentStatus
-from metastore.models import Checkpoint, Deletion, Job, MaintenanceRun, PhysicalFile, Segment
+from metastore.models import Checkpoint, Deletion, Job, MaintenanceRun, Segment
 
 PLAN_LIFE_MIN = 60
 """A plan older than this, by the database's clock, is refused."""
@@ -94,11 +93,9 @@ def apply_plan(
     Raises:
         RefusedError: the plan is not the stored one.
     """
-    facts = connection.execute(
-        select(Job.num_retained, Job.current_epoch)
-        .where(Job.job_id == job.job_id)
-        .with_for_update(key_share=True)
-    ).one()
+    num_retained = connection.execute(
+        select(Job.num_retained).where(Job.job_id == job.job_id).with_for_update(key_share=True)
+    ).scalar_one()
     run = _lock_run(connection, job, run_id, plan_sha256)
     if run.status == MaintenanceStatus.APPLIED:
         return Applied(**run.result)
@@ -107,9 +104,9 @@ def apply_plan(
         _finish(connection, run_id, MaintenanceStatus.FAILED, {"refused": "expired"})
         return None
     applied = Applied(
-        subsumed_checkpoints=_subsume(connection, job, checkpoints, facts.num_retained),
+        subsumed_checkpoints=_subsume(connection, job, checkpoints, num_retained),
         dead_segments=_let_die(connection, job, segments),
-        condemned_files=_condemn(connection, job, files, facts.current_epoch, run_id),
+        condemned_files=_condemn(connection, job, files, run_id),
     )
     _finish(connection, run_id, MaintenanceStatus.APPLIED, asdict(applied))
     return applied
@@ -176,52 +173,35 @@ def _subsume(
 
 
 def _let_die(connection: Connection, job: JobFacts, segments: Sequence[UUID]) -> int:
-    # All retained ids as one multirange: it is searched, where an anti-join would compare every
-    # segment with every checkpoint, those included that this transaction has just subsumed.
-    one_id = func.int8range(Checkpoint.checkpoint_id, Checkpoint.checkpoint_id, "[]")
-    retained = (
-        select(func.coalesce(func.range_agg(one_id), func.int8multirange()))
-        .where(Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
-        .scalar_subquery()
+    # As a multirange: a join would also visit every checkpoint that this transaction subsumed.
+    retained = multirange(
+        Checkpoint.checkpoint_id, Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED)
     )
-    served = func.int8range(Segment.first_checkpoint, Segment.released_checkpoint)
     return connection.execute(
         update(Segment)
         .where(
             Segment.job_id == job.job_id,
             Segment.segment_id == any_uuid(segments),
             Segment.status == SegmentStatus.LIVE,
-            Segment.released_checkpoint.is_not(None),
-            ~served.op("&&", is_comparison=True)(retained),
+            ~is_needed(retained),
         )
         .values(status=SegmentStatus.DEAD)
     ).rowcount
 
 
-def _condemn(
-    connection: Connection,
-    job: JobFacts,
-    files: Sequence[UUID],
-    current_epoch: int,
-    run_id: UUID,
-) -> int:
+def _condemn(connection: Connection, job: JobFacts, files: Sequence[UUID], run_id: UUID) -> int:
     """Condemns files and adds their delete intents in one statement."""
+    unneeded = UNNEEDED_FILES.c
+    # Through the view, so that a row that changed meanwhile is decided again as it is now.
     condemned = (
-        update(PhysicalFile)
+        update(UNNEEDED_FILES)
         .where(
-            PhysicalFile.job_id == job.job_id,
-            PhysicalFile.file_id == any_uuid(files),
-            or_(
-                and_(PhysicalFile.status == FileStatus.SEALED, PhysicalFile.live_segments == 0),
-                and_(
-                    PhysicalFile.status == FileStatus.WRITING,
-                    or_(PhysicalFile.epoch < current_epoch, is_lost()),
-                    ~may_appear(),
-                ),
-            ),
+            unneeded.job_id == job.job_id,
+            unneeded.file_id == any_uuid(files),
+            unneeded.is_condemnable,
         )
         .values(status=FileStatus.CONDEMNED, condemned_at=func.now())
-        .returning(PhysicalFile.file_id, PhysicalFile.job_id, PhysicalFile.path)
+        .returning(unneeded.file_id, unneeded.job_id, unneeded.path)
         .cte("condemned")
     )
     columns = [Deletion.file_id, Deletion.job_id, Deletion.path, Deletion.maintenance_run_id]

@@ -1,4 +1,4 @@
-"""What maintenance plans from: a job's open checkpoints, released segments and undeleted files."""
+"""What the cleanup plans from: a job's retained checkpoints, released segments, unneeded files."""
 
 from __future__ import annotations
 
@@ -10,42 +10,52 @@ from uuid import UUID
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    Boolean,
     ColumnElement,
     Connection,
+    DateTime,
+    Text,
     Uuid,
-    and_,
     any_,
+    column,
     func,
     literal,
-    or_,
     select,
+    table,
     text,
     true,
     type_coerce,
 )
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute
 
-from cairn.catalog.job.begin import TAKES_ACKS
 from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
-from metastore.models import Checkpoint, PhysicalFile, Pin, Segment
+from metastore.models import SCHEMA, Checkpoint, PhysicalFile, Pin, Segment
 
 PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
 
-WRITE_GRACE_MIN = 20
-"""No object appears longer than this after its write intent.
-
-A writer that was held up sends nothing (`cairn.storage.store.LONGEST_HOLD_S`), S3 refuses what
-was signed more than 15 min ago, and a request ends (`cairn.storage.store.LONGEST_WRITE_S`).
-"""
-
 RETAINED = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 
+UNNEEDED_FILES = table(
+    "v_unneeded_files",
+    column("job_id", Text),
+    column("file_id", Uuid),
+    column("path", Text),
+    column("epoch", BigInteger),
+    column("status", Text),
+    column("size_bytes", BigInteger),
+    column("condemned_at", DateTime(timezone=True)),
+    column("reason", Text),
+    column("is_condemnable", Boolean),
+    schema=SCHEMA,
+)
+"""The one definition of what may be deleted and why: a view, which can be updated."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What maintenance needs to know of a job."""
+    """What the cleanup needs to know of a job."""
 
     job_id: str
     name: str
@@ -55,7 +65,7 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCheckpoint:
+class RetainedCheckpoint:
     """A checkpoint that is IN_PROGRESS, COMPLETED or CONFIRMED."""
 
     checkpoint_id: int
@@ -63,7 +73,7 @@ class OpenCheckpoint:
     is_pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedSegment:
     """A LIVE segment that no checkpoint from `released_checkpoint` on needs."""
 
@@ -73,38 +83,41 @@ class ReleasedSegment:
     released_checkpoint: int
 
 
-@dataclass(frozen=True, slots=True)
-class UndeletedFile:
-    """A WRITING or SEALED file; `live_segments` counts all its LIVE segments, released or not.
-
-    `is_lost` tells that nobody will seal it, although its run goes on; `may_appear` that its
-    object may still come, because its intent is younger than the grace.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedFile:
+    """A SEALED file that holds released segments; `live_segments` counts all its LIVE ones."""
 
     file_id: UUID
     path: str
-    status: FileStatus
-    epoch: int
-    size_bytes: int | None
+    size_bytes: int
     live_segments: int
-    is_lost: bool = False
-    may_appear: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UpkeepSnapshot:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnneededFile:
+    """A file to condemn, and why, in words. `size_bytes` is None where nothing was sealed."""
+
+    file_id: UUID
+    path: str
+    size_bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupSnapshot:
     """One instant of a job. Holds every retained checkpoint that a segment in it could serve.
 
     Segments that a pinned checkpoint needs are not in it.
     """
 
     job: JobFacts
-    checkpoints: tuple[OpenCheckpoint, ...]
+    checkpoints: tuple[RetainedCheckpoint, ...]
     segments: tuple[ReleasedSegment, ...]
-    files: tuple[UndeletedFile, ...]
+    sealed_files: tuple[SealedFile, ...]
+    unneeded_files: tuple[UnneededFile, ...]
 
 
-def read_snapshot(connection: Connection, job_name: str) -> UpkeepSnapshot:
+def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
     """Returns what a subsumption plan is made from, read in one repeatable-read snapshot.
 
     At most `PLAN_ROWS` rows of each kind, oldest first: where there is more to do, plan, apply
@@ -115,31 +128,44 @@ def read_snapshot(connection: Connection, job_name: str) -> UpkeepSnapshot:
     """
     connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
     row = find_job(connection, job_name)
-    job = JobFacts(row.job_id, row.name, row.storage, row.num_retained, row.current_epoch)
-    checkpoints, horizon = _open_checkpoints(connection, job)
+    job = JobFacts(
+        job_id=row.job_id,
+        name=row.name,
+        storage=row.storage,
+        num_retained=row.num_retained,
+        current_epoch=row.current_epoch,
+    )
+    checkpoints, horizon = _retained_checkpoints(connection, job)
     segments = _released_segments(connection, job, horizon)
-    files = _undeleted_files(connection, job, {segment.file_id for segment in segments})
-    return UpkeepSnapshot(job, checkpoints, segments, files)
+    unneeded = _unneeded_files(connection, job)
+    holding = sorted({segment.file_id for segment in segments})
+    return CleanupSnapshot(
+        job=job,
+        checkpoints=checkpoints,
+        segments=segments,
+        sealed_files=_sealed_files(connection, job, holding, PLAN_ROWS - len(unneeded)),
+        unneeded_files=unneeded,
+    )
 
 
-def _open_checkpoints(
+def _retained_checkpoints(
     connection: Connection, job: JobFacts
-) -> tuple[tuple[OpenCheckpoint, ...], int | None]:
-    """Returns the oldest open checkpoints, those pinned and the newest confirmed, and the horizon.
+) -> tuple[tuple[RetainedCheckpoint, ...], int | None]:
+    """Returns the oldest retained checkpoints, those pinned, the newest confirmed, and the horizon.
 
-    All open checkpoints up to the horizon are there; None: there is no gap. Pinned ones do not
-    count towards the limit, or many of them would hide what can go.
+    All retained checkpoints up to the horizon are in it; None: all are. Pinned ones do not count
+    towards the limit, or many of them would hide what can be subsumed.
     """
     pinned = is_pinned()
     columns = (Checkpoint.checkpoint_id, Checkpoint.status, pinned)
-    is_open = (Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
+    is_retained = (Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
     oldest = connection.execute(
         select(*columns)
-        .where(*is_open, ~pinned)
+        .where(*is_retained, ~pinned)
         .order_by(Checkpoint.checkpoint_id)
         .limit(PLAN_ROWS)
     ).all()
-    kept = connection.execute(select(*columns).where(*is_open, pinned)).all()
+    kept = connection.execute(select(*columns).where(*is_retained, pinned)).all()
     newest = connection.execute(
         select(*columns)
         .where(Checkpoint.job_id == job.job_id, Checkpoint.status == CheckpointStatus.CONFIRMED)
@@ -147,118 +173,85 @@ def _open_checkpoints(
         .limit(job.num_retained)
     ).all()
     horizon = oldest[-1].checkpoint_id if len(oldest) == PLAN_ROWS else None
-    by_id = {row.checkpoint_id: OpenCheckpoint(*row) for row in (*oldest, *kept, *newest)}
+    by_id = {row.checkpoint_id: RetainedCheckpoint(*row) for row in (*oldest, *kept, *newest)}
     return tuple(by_id[checkpoint_id] for checkpoint_id in sorted(by_id)), horizon
 
 
 def _released_segments(
     connection: Connection, job: JobFacts, horizon: int | None
 ) -> tuple[ReleasedSegment, ...]:
+    pinned = multirange(Pin.checkpoint_id, Pin.job_id == job.job_id, Pin.removed_at.is_(None))
     rows = connection.execute(
         select(
             Segment.segment_id,
             Segment.file_id,
             Segment.first_checkpoint,
-            type_coerce(Segment.released_checkpoint, BigInteger),
+            type_coerce(Segment.released_checkpoint, BigInteger).label("released_checkpoint"),
         )
         .where(
             Segment.job_id == job.job_id,
             Segment.status == SegmentStatus.LIVE,
             Segment.released_checkpoint.is_not(None),
-            ~_serves_a_pin(),
+            # Many segments that pins keep would fill the limit, and hide what can die.
+            ~is_needed(pinned),
             true() if horizon is None else Segment.released_checkpoint <= horizon,
         )
         .order_by(Segment.released_checkpoint, Segment.segment_id)
         .limit(PLAN_ROWS)
     )
-    return tuple(ReleasedSegment(*row) for row in rows)
+    return tuple(ReleasedSegment(**row) for row in rows.mappings())
 
 
-def _serves_a_pin() -> ColumnElement[bool]:
-    """Returns whether a pinned checkpoint needs a segment.
-
-    It stays, and would count towards the limit: many pins would hide what can go.
-    """
-    return (
-        select(Pin.pin_id)
-        .where(
-            Pin.job_id == Segment.job_id,
-            Pin.removed_at.is_(None),
-            Pin.checkpoint_id >= Segment.first_checkpoint,
-            Pin.checkpoint_id < Segment.released_checkpoint,
-        )
-        .exists()
-    )
-
-
-def _undeleted_files(
-    connection: Connection, job: JobFacts, holding: set[UUID]
-) -> tuple[UndeletedFile, ...]:
-    """Returns sealed files that are empty or hold one of the segments, and files being written."""
+def _unneeded_files(connection: Connection, job: JobFacts) -> tuple[UnneededFile, ...]:
+    files = UNNEEDED_FILES.c
     rows = connection.execute(
-        select(
-            PhysicalFile.file_id,
-            PhysicalFile.path,
-            PhysicalFile.status,
-            PhysicalFile.epoch,
-            PhysicalFile.size_bytes,
-            PhysicalFile.live_segments,
-            is_lost().label("is_lost"),
-            may_appear().label("may_appear"),
-        )
-        .where(
-            PhysicalFile.job_id == job.job_id,
-            or_(
-                PhysicalFile.status == FileStatus.WRITING,
-                and_(
-                    PhysicalFile.status == FileStatus.SEALED,
-                    or_(
-                        PhysicalFile.live_segments == 0,
-                        PhysicalFile.file_id == any_uuid(sorted(holding)),
-                    ),
-                ),
-            ),
-        )
-        .order_by(PhysicalFile.epoch, PhysicalFile.file_id)
+        select(files.file_id, files.path, files.size_bytes, files.reason)
+        .where(files.job_id == job.job_id, files.is_condemnable)
+        .order_by(files.epoch, files.file_id)
         .limit(PLAN_ROWS)
     )
-    return tuple(UndeletedFile(*row) for row in rows)
+    return tuple(UnneededFile(**row) for row in rows.mappings())
 
 
-def is_lost() -> ColumnElement[bool]:
-    """Returns whether nobody will seal a physical file that is being written.
-
-    The batch whose acks could is over, or another request for the same bytes has won.
-    """
-    takes_acks = (
-        select(Checkpoint.checkpoint_id)
-        .where(
-            Checkpoint.job_id == PhysicalFile.job_id,
-            Checkpoint.epoch == PhysicalFile.epoch,
-            Checkpoint.batch_id == PhysicalFile.batch_id,
-            Checkpoint.status.in_(TAKES_ACKS),
-        )
-        .exists()
+def _sealed_files(
+    connection: Connection, job: JobFacts, file_ids: Sequence[UUID], limit: int
+) -> tuple[SealedFile, ...]:
+    columns = (
+        PhysicalFile.file_id,
+        PhysicalFile.path,
+        PhysicalFile.size_bytes,
+        PhysicalFile.live_segments,
     )
-    winner = aliased(PhysicalFile)
-    has_winner = (
-        select(winner.file_id)
+    rows = connection.execute(
+        select(*columns)
         .where(
-            or_(
-                winner.file_id == PhysicalFile.retry_of,
-                winner.retry_of == func.coalesce(PhysicalFile.retry_of, PhysicalFile.file_id),
-            ),
-            winner.sealed_at.is_not(None),
+            PhysicalFile.job_id == job.job_id,
+            PhysicalFile.status == FileStatus.SEALED,
+            PhysicalFile.file_id == any_uuid(file_ids),
         )
-        .exists()
+        .order_by(PhysicalFile.epoch, PhysicalFile.file_id)
+        .limit(limit)
     )
-    return or_(and_(PhysicalFile.batch_id.is_not(None), ~takes_acks), has_winner)
+    return tuple(SealedFile(**row) for row in rows.mappings())
 
 
-def may_appear() -> ColumnElement[bool]:
-    """Returns whether the object of a physical file may still come: `WRITE_GRACE_MIN`."""
-    grace = func.make_interval(0, 0, 0, 0, 0, WRITE_GRACE_MIN)
-    return PhysicalFile.created_at > func.now() - grace
+def multirange(
+    ids: InstrumentedAttribute[int], *conditions: ColumnElement[bool]
+) -> ColumnElement[Any]:
+    """Returns the ids of the rows that fulfil the conditions as one multirange, read once."""
+    one_id = func.int8range(ids, ids, "[]")
+    return (
+        select(func.coalesce(func.range_agg(one_id), func.int8multirange()))
+        .where(*conditions)
+        .scalar_subquery()
+    )
+
+
+def is_needed(checkpoints: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Returns the condition that a checkpoint of a multirange, or one to come, needs a segment."""
+    return func.cairn.is_needed(
+        Segment.first_checkpoint, Segment.released_checkpoint, checkpoints, type_=Boolean
+    )
 
 
 def is_pinned() -> ColumnElement[bool]:

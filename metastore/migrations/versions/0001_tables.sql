@@ -95,7 +95,7 @@ CREATE TABLE cairn.checkpoints (
 CREATE INDEX ix_checkpoints__job_id_query_id_batch_id
     ON cairn.checkpoints (job_id, query_id, batch_id);
 
-CREATE INDEX ix_checkpoints__open ON cairn.checkpoints (job_id, checkpoint_id)
+CREATE INDEX ix_checkpoints__retained ON cairn.checkpoints (job_id, checkpoint_id)
     WHERE status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED');
 
 CREATE TABLE cairn.directories (

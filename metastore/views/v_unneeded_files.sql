@@ -1,0 +1,64 @@
+-- Grain: one row per file that is not deleted and that nothing needs.
+-- Columns: job_id, job_name, file_id, path (key below the job's storage), epoch (the run that made
+--   it), status, size_bytes (null until sealed), sealed_at, condemned_at, reason (in words), and
+--   is_condemnable (whether the next cleanup condemns it and asks for its deletion: not what is
+--   condemned already, nor an intent whose object may still appear).
+-- Read by: the cleanup, which plans from it and condemns through it; v_metrics; and people who ask
+--   what will be deleted.
+CREATE OR REPLACE VIEW cairn.v_unneeded_files AS
+SELECT
+    f.job_id,
+    (SELECT jobs.name FROM cairn.jobs WHERE jobs.job_id = f.job_id) AS job_name,
+    f.file_id,
+    f.path,
+    f.epoch,
+    f.status,
+    f.size_bytes,
+    f.sealed_at,
+    f.condemned_at,
+    CASE
+        WHEN f.status = 'CONDEMNED' THEN 'condemned, waits for its deletion'
+        WHEN f.status = 'SEALED' THEN 'sealed, and holds no live segment'
+        WHEN f.epoch < (SELECT jobs.current_epoch FROM cairn.jobs WHERE jobs.job_id = f.job_id)
+            THEN 'its writer, run ' || f.epoch || ', was replaced and can never seal it'
+        ELSE 'nobody may seal it any more: its batch is over, or another request has won'
+    END AS reason,
+    -- No object appears longer than 20 min after its intent: a writer that was held up sends
+    -- nothing, S3 refuses what was signed more than 15 min ago, and a request ends
+    -- (LONGEST_HOLD_S and LONGEST_WRITE_S in cairn.storage.store).
+    f.status = 'SEALED'
+        OR (f.status = 'WRITING' AND f.created_at <= now() - INTERVAL '20 minutes')
+        AS is_condemnable
+FROM cairn.physical_files AS f
+WHERE f.status <> 'DELETED'
+  AND (
+    f.status = 'CONDEMNED'
+    OR (f.status = 'SEALED' AND f.live_segments = 0)
+    OR (
+        f.status = 'WRITING'
+        AND (
+            f.epoch < (SELECT jobs.current_epoch FROM cairn.jobs WHERE jobs.job_id = f.job_id)
+            OR (
+                f.batch_id IS NOT NULL
+                AND NOT EXISTS (
+                    SELECT FROM cairn.checkpoints
+                    WHERE checkpoints.job_id = f.job_id
+                      AND checkpoints.epoch = f.epoch
+                      AND checkpoints.batch_id = f.batch_id
+                      AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED')
+                )
+            )
+            OR EXISTS (
+                SELECT FROM cairn.physical_files AS winner
+                WHERE winner.sealed_at IS NOT NULL
+                  AND cairn.is_same_upload(
+                    f.file_id, f.retry_of, winner.file_id, winner.retry_of
+                )
+            )
+        )
+    )
+);
+
+COMMENT ON VIEW cairn.v_unneeded_files IS
+    'One row per file that is not deleted and that nothing needs: why, and whether the next cleanup '
+    'may condemn it.';
