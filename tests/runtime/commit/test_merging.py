@@ -24,10 +24,10 @@ merging = st.builds(
 appendable_files = st.lists(
     st.builds(
         AppendableFile,
-        st.uuids().map(str),
-        st.just("path"),
-        sizes,
-        st.frozensets(st.integers(0, 7), min_size=1),
+        file_id=st.uuids().map(str),
+        path=st.just("path"),
+        size_bytes=sizes,
+        subtasks=st.frozensets(st.integers(0, 7), min_size=1),
     ),
     max_size=3,
     unique_by=lambda file: file.file_id,
