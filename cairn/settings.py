@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -47,7 +47,13 @@ class Settings:
     heartbeat_enabled: bool = False
     task_memory_bytes: int = 128 << 20
     metastore_timeout_ms: int = 60_000
-    local_dir: str = platformdirs.user_cache_dir("cairn")
+    local_dir: str = ""
+    """Empty: the cache directory of whoever asks for `local_directory`."""
+
+    @property
+    def local_directory(self) -> Path:
+        """The directory for local state on this machine; ask on the executor, not on the driver."""
+        return Path(self.local_dir or platformdirs.user_cache_dir("cairn"))
 
     @property
     def merges_files_across(self) -> bool:
@@ -73,17 +79,6 @@ class Settings:
             except (TypeError, ValueError) as error:
                 raise BadInputError(f"option {key} is {value!r}; allowed: {allowed}") from error
         return cls(**values)  # type: ignore[arg-type]
-
-    def to_options(self) -> dict[str, object]:
-        """Returns the settings by option key, durations as `'N ms'` and sizes as `'N b'`."""
-        names = {field: key for key, (field, _, _) in OPTIONS.items()}
-        units = {"ms": " ms", "bytes": " b"}
-        return {
-            names[f.name]: ADAPTIVE if value is None else f"{value}{unit}" if unit else value
-            for f in fields(self)
-            for value in [getattr(self, f.name)]
-            for unit in [units.get(f.name.rsplit("_", 1)[1])]
-        }
 
 
 def parse_duration_ms(value: object) -> int:

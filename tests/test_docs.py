@@ -104,8 +104,17 @@ def test_an_options_default_and_range_are_those_of_the_code(key: str) -> None:
     if "XDG_CACHE_HOME" in os.environ:
         default = default.replace("~/.cache", os.environ["XDG_CACHE_HOME"])
     settings = Settings.from_options({key: default.strip("`")})
-    assert asdict(settings)[field] == asdict(Settings())[field]
+    defaults = asdict(Settings()) | {"local_dir": str(Settings().local_directory)}
+    assert asdict(settings)[field] == defaults[field]
     assert documented == allowed
+
+
+def test_the_default_local_directory_is_that_of_the_process_that_asks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made_on_the_driver = Settings()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert made_on_the_driver.local_directory == tmp_path / "cairn"
 
 
 def test_every_metric_is_documented_as_the_code_describes_it() -> None:

@@ -41,7 +41,7 @@ class TaskManager:
         self.run = run
         self.executor_root = executor_root
         self.tm_id = f"{run.epoch}-{digest}"
-        self.job_directory = Path(run.settings.local_dir) / run.job_id
+        self.job_directory = run.settings.local_directory / run.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
         try:
             for name in (*_OF_BATCHES, "spool", "pool"):
