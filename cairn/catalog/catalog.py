@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from cairn.catalog.embedded import masked, resolve_url
 from cairn.errors import BadInputError, MetastoreError, RefusedError
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 METASTORE_VARIABLE = "CAIRN_METASTORE"
 """Environment variable that names the metastore; takes the forms of `cairn.Job(metastore=…)`."""
@@ -82,11 +85,13 @@ class Catalog:
                 left_ms = self.timeout_ms - (now - failed_at) * 1000
                 if left_ms <= 0:
                     raise self._gave_up(error, what) from error
+                _warn_of_retry(what, error, failed_for_ms=self.timeout_ms - left_ms)
             time.sleep(min(delay_ms, left_ms) / 1000)
             delay_ms = min(delay_ms * 2, _LONGEST_DELAY_MS)
 
     def begin(self) -> AbstractContextManager[Connection]:
         """Returns one READ COMMITTED transaction, tried once; it is committed at the end."""
+        # With the process id: a socket shared with a forked child would mix two conversations.
         key = (os.getpid(), self)
         engine = _engines.get(key)
         if engine is None:
@@ -95,10 +100,12 @@ class Catalog:
 
     def _new_engine(self) -> Engine:
         url = make_url(self.url)
+        # No pool_pre_ping, which costs every transaction a round trip: a dead connection shows
+        # itself in the first statement, and `run` runs the transaction again.
         return create_engine(
             driver_url(url),
             isolation_level="READ COMMITTED",
-            pool_size=1,
+            pool_size=1,  # a task needs one, and max_connections is shared by all executors
             max_overflow=3,
             use_native_hstore=False,
             connect_args=connect_args(url, self.timeout_ms),
@@ -134,6 +141,17 @@ def dispose_engines() -> None:
         _engines.pop(key).dispose()
 
 
+def _warn_of_retry(what: str, error: DBAPIError, *, failed_for_ms: float) -> None:
+    reason = str(error.orig).strip()
+    facts = {
+        "what": what,
+        "reason": reason,
+        "sqlstate": getattr(error.orig, "pgcode", None),
+        "failed_for_ms": round(failed_for_ms),
+    }
+    _log.warning("%s: trying again after: %s", what, reason, extra=facts)
+
+
 def driver_url(url: URL) -> URL:
     """Returns the URL with the driver that Cairn uses."""
     return url.set(drivername=_DRIVER)
@@ -144,19 +162,19 @@ def connect_args(url: URL, timeout_ms: int) -> dict[str, Any]:
     given = url.query.get("options", ())
     options = [given] if isinstance(given, str) else list(given)
     options += [
-        "-c search_path=public",
+        "-c search_path=public",  # all names are qualified; a role's own path may hide tables
         "-c timezone=UTC",
         f"-c statement_timeout={timeout_ms}",
         f"-c lock_timeout={min(_LOCK_TIMEOUT_MS, timeout_ms)}",
     ]
     return {
         "application_name": "cairn",
-        "connect_timeout": max(2, min(10, timeout_ms // 1000)),
+        "connect_timeout": max(2, min(10, timeout_ms // 1000)),  # libpq takes 1 s for 2 s
         "options": " ".join(options),
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
-        "tcp_user_timeout": timeout_ms,
+        "tcp_user_timeout": timeout_ms,  # keepalives do not run while sent bytes are unanswered
     }
 
 

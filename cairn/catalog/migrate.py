@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -26,6 +28,9 @@ _ADVISORY_LOCK = 0x636169726E
 _WAIT_FOR_OTHERS_MS = 120_000
 _TABLE_LOCK_MS = 5000
 _STATEMENT_MS = 600_000
+_LONG_WAIT_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 def migrate(catalog: Catalog) -> list[str]:
@@ -119,7 +124,11 @@ def _alone(url: str) -> Iterator[Connection]:
     engine = create_engine(driver_url(parsed), poolclass=NullPool, connect_args=arguments)
     with engine.connect() as connection, _errors_explained(url):
         _set_lock_timeout(connection, _WAIT_FOR_OTHERS_MS)
+        began_s = time.monotonic()
         connection.execute(select(func.pg_advisory_lock(_ADVISORY_LOCK)))
+        if (waited_s := time.monotonic() - began_s) > _LONG_WAIT_S:
+            facts = {"waited_s": waited_s}
+            _log.warning("waited %.1f s for another migration", waited_s, extra=facts)
         _set_lock_timeout(connection, _TABLE_LOCK_MS)
         if connection.scalar(select(func.to_regnamespace(SCHEMA))) is None:
             connection.execute(CreateSchema(SCHEMA))

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,8 +22,7 @@ ROOT = Path(__file__).parents[2]
 RESOLVE = """
 import sys
 from cairn.catalog.embedded import resolve_url
-print(resolve_url(sys.argv[1]))
-"""
+print(resolve_url(sys.argv[1]))"""
 
 
 def start(directory: Path, *, wait: str = "") -> subprocess.Popen[str]:
@@ -110,6 +111,19 @@ def test_pid_file_that_was_being_written_is_no_obstacle(directory: Path, content
     (data / "postmaster.pid").write_text(content.format(pid=killed, data=data))
     resolve_url(metastore)
     assert answers(directory)
+
+
+def test_a_long_wait_for_another_process_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        release = threading.Timer(1.2, fcntl.flock, (held, fcntl.LOCK_UN))
+        release.start()
+        stop(f"embedded:{tmp_path}")
+        release.join()
+    assert "waiting for another process" in caplog.text
 
 
 def test_path_that_is_too_long_for_a_socket_works(directory: Path) -> None:

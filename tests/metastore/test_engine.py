@@ -47,7 +47,9 @@ def test_transaction_commits_and_returns_what_the_work_returns(metastore_url: st
     assert count == 0
 
 
-def test_transaction_whose_connection_is_terminated_runs_again(metastore_url: str) -> None:
+def test_transaction_whose_connection_is_terminated_runs_again(
+    metastore_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     backends: list[int] = []
 
     def work(connection: Connection) -> int:
@@ -58,6 +60,9 @@ def test_transaction_whose_connection_is_terminated_runs_again(metastore_url: st
 
     assert Catalog(metastore_url).run("testing", work) == 2
     assert backends[0] != backends[1]
+    [warning] = caplog.records
+    assert warning.levelname == "WARNING"
+    assert warning.getMessage().startswith("testing: trying again after: ")
 
 
 def test_idle_connection_that_broke_is_replaced(metastore_url: str) -> None:

@@ -58,11 +58,15 @@ def steps(shared_metastore_url: str, tmp_storage: str) -> Steps:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_run_that_was_replaced_writes_nothing(steps: Steps, write: Transaction) -> None:
+def test_a_run_that_was_replaced_writes_nothing(
+    steps: Steps, write: Transaction, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cairn")
     before = steps.dump()
     with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
         write(steps, steps.ref(1, 1))
     assert steps.dump() == before
+    assert f"run 1 of job {steps.name} is fenced" in caplog.text
 
 
 @pytest.mark.parametrize("write", WRITES)

@@ -67,7 +67,7 @@ def acknowledge(
     checkpoint = connection.execute(
         select(Checkpoint.status, Checkpoint.epoch)
         .where(Checkpoint.job_id == batch.job_id, Checkpoint.checkpoint_id == checkpoint_id)
-        .with_for_update()
+        .with_for_update()  # one group after the other: the last one must see the acks of all
     ).one()
     if checkpoint.epoch != batch.epoch or checkpoint.status not in TAKES_ACKS:
         raise FencedError(

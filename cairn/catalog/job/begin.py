@@ -163,6 +163,7 @@ def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
     previous = connection.execute(
         select(Checkpoint.__table__)
         .where(
+            # The checkpoint that a restored job starts from is of batch -1 and of no query.
             of_query if batch.batch_id > 0 else Checkpoint.job_id == batch.job_id,
             Checkpoint.batch_id == batch.batch_id - 1,
             Checkpoint.status != CheckpointStatus.ABORTED,
@@ -176,6 +177,7 @@ def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
         raise _no_parent(batch, passed)
     if previous.status == CheckpointStatus.IN_PROGRESS:
         raise _hole(connection, batch, previous)
+    # Spark begins a batch only after it has committed the one before: that is the confirmation.
     if previous.status == CheckpointStatus.COMPLETED:
         connection.execute(
             update(Checkpoint)

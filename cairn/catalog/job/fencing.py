@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
 from cairn.errors import FencedError
 from metastore.models import Job
+
+_log = logging.getLogger(__name__)
 
 
 def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tuple[Any, ...]]:
@@ -40,5 +43,7 @@ def require_epoch(
     # A higher epoch than the current one is no proof of being newer: it may have been given by a
     # metastore that was lost and is now a backup. Beginning a batch is what proves it.
     if job.current_epoch != epoch and not (may_begin and job.current_epoch < epoch):
+        facts = {"job": job.name, "epoch": epoch, "current_epoch": job.current_epoch}
+        _log.info("run %d of job %s is fenced", epoch, job.name, extra=facts)
         raise FencedError(f"run {epoch} was replaced by run {job.current_epoch}", job=job.name)
     return job

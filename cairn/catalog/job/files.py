@@ -88,6 +88,7 @@ def intend_initial_rows(
     connection: Connection, job_id: str, epoch: int, file: IntendedFile, claim: DirectoryHandle
 ) -> None:
     """Records that a file of initial state rows is about to be written, before its run begins."""
+    # No fence: the run has not begun a batch, and no other knows of the file.
     _add_files(connection, job_id, epoch, [file], [claim])
 
 
@@ -152,6 +153,7 @@ def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenF
             sealed_at=func.coalesce(PhysicalFile.sealed_at, func.now()),
         )
     )
+    # A group that commits again finds its files sealed: that is right, if they have these sizes.
     if sealed.rowcount != len(sizes):
         _require_sealed(connection, batch, sizes)
 

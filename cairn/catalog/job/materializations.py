@@ -106,6 +106,7 @@ def install(
         return
     files = list({file.file_id: file for file, _ in segments}.values())
     seal_files(connection, batch, files)
+    # Not the checkpoint under way: its tasks may have begun from the segments that are replaced.
     first = job.next_checkpoint_id
     placed = [
         (file.file_id, subtask, dataclasses.replace(handle, first_checkpoint=first))

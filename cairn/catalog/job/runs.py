@@ -163,6 +163,7 @@ def _epoch(
     known = connection.scalar(select(Run.epoch).where(Run.run_id == registration.run_id))
     if known is not None:
         return known
+    # The lock of the job's row, held by `register_run`, keeps two runs from one epoch.
     newest = select(func.coalesce(func.max(Run.epoch), 0) + 1).where(Run.job_id == job_id)
     return connection.execute(
         insert(Run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -29,6 +30,8 @@ from cairn.state.codec import TupleCodec
 from cairn.state.handle import DeclaringHandle, StateDeclaration, VariableSpec
 from cairn.state.times import TimeMode
 from cairn.storage import open_store
+
+_log = logging.getLogger(__name__)
 
 _FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -157,6 +160,13 @@ def _register(
         f"register a run of job {job.name}",
         lambda connection: register_run(connection, registration),
     )
+    facts = {
+        "job": job.name,
+        "epoch": run.epoch,
+        "parallelism": job.parallelism,
+        "has_state": run.has_state,
+    }
+    _log.info("run %d of job %s registered", run.epoch, job.name, extra=facts)
     if origin is not None and not run.has_state:
         restore(
             catalog,
