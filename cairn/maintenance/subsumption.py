@@ -24,7 +24,7 @@ LEAST_RETAINED = 2
 """Spark may replay the newest batch, which starts from the checkpoint before it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubsumptionPlan:
     """What can be deleted of one job, each list in order of its ids.
 
