@@ -7,6 +7,7 @@ storage: those of the group commit, or a segment's own file if it was uploaded e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
 from cairn.state.view import Changes
 from cairn.storage.store import ObjectStore
 from metastore.enums import SegmentKind
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -163,7 +166,8 @@ def _uploaded(each: _Segment) -> SpooledSegment:
         return each.segment
     try:
         return replace(each.segment, uploaded=each.upload.result())
-    except StoreFailedError:
+    except StoreFailedError as error:
+        _log.warning("early upload failed; left to the commit", extra={"error": str(error)})
         return each.segment
 
 

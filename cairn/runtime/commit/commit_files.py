@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from cairn.runtime.executor.spool import Spool, SpooledSegment
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.store import ObjectStore
 from metastore.enums import Scope
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +114,13 @@ def commit_group(group: Group, pool: FilePool) -> None:
     files = plan_files(pieces, settings, pool.appendable_files())
     try:
         _write_and_acknowledge(group, pool, files)
-    except RefusedError:
+    except RefusedError as refused:
         # Nothing was acknowledged. Cleanup may have condemned a file that was to be continued;
         # a run that was replaced is refused again.
         if not any(file.appends_to for file in files):
             raise
+        facts = {"job": group.batch.job, "checkpoint": group.checkpoint_id, "error": str(refused)}
+        _log.warning("commit refused; again, to new files", extra=facts)
         _write_and_acknowledge(group, pool, new_files)
 
 

@@ -7,6 +7,7 @@ once their batch is over, as it takes those of a process that died here.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -30,6 +31,8 @@ from cairn.storage.store import ObjectStore, put_in_time
 from metastore.enums import Scope
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ class _Upload:
                 if not isinstance(answer.error, StoreFailedError):
                     raise answer.error
                 errors.append(answer.error)
+                facts = {"job": self._target.batch.job, "error": str(answer.error)}
+                _log.warning("upload request failed", extra=facts)
                 request = self._requests[answer.number]
                 self._requests[answer.number] = replace(request, failed_ms=answer.at_ms)
         self._history.change(History.count_failure)
@@ -165,6 +170,8 @@ class _Upload:
         intent = self._first
         if not is_first:
             [intent] = intend(self._manager, [self._target], self._first.file_id)
+            facts = {"job": self._target.batch.job, "file": intent.path, "first": self._first.path}
+            _log.warning("upload sends a %s", kind, extra=facts | {"size_bytes": self._size_bytes})
         if not self._answers.empty():
             return
         number = len(self._requests)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +29,8 @@ from cairn.segments.format import decode
 from cairn.segments.reader import read_segment, read_segments
 from cairn.storage.store import ObjectStore
 from metastore.enums import SegmentKind
+
+_log = logging.getLogger(__name__)
 
 NOTHING = Position(0, "", 0)
 """An empty environment: checkpoint ids and epochs start at 1."""
@@ -187,12 +191,23 @@ def _restore(
     # Changes since then that were released are in an increment, or in a base, which replaces its
     # key groups whole.
     missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
-    begun: SegmentHandle | None = None
+    began_s, begun = time.monotonic(), None
     for handle, changes in read_segments(store, missing, job=run.job, key_groups=key_groups):
         if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
         begun = handle
         writer.apply(changes)
+    facts = {
+        "job": run.job,
+        "key_groups": f"{key_groups.start}-{key_groups.end}",
+        "storage": run.storage,
+        "from_checkpoint": here.checkpoint_id,
+        "to_checkpoint": wanted.checkpoint_id,
+        "segments": len(missing),
+        "size_bytes": sum(handle.size_bytes for handle in missing),
+        "seconds": round(time.monotonic() - began_s, 3),
+    }
+    _log.info("local state restored from storage", extra=facts)
     bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
     base_bytes = sum(handle.size_bytes for handle in bases)
     return Weight(base_bytes, sum(handle.size_bytes for handle in handles) - base_bytes)

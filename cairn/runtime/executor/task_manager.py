@@ -7,6 +7,7 @@ they share files, and a file lock guards them, which is released when its holder
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from cairn.runtime.executor.locks import lock
 from cairn.runtime.executor.run_context import RunContext
 from metastore.enums import Scope
 
+_log = logging.getLogger(__name__)
 _OF_BATCHES = ("running", "pending", "acked")
 
 
@@ -118,6 +120,8 @@ class TaskManager:
                     old.unlink(missing_ok=True)
         for old in self.directory.parent.iterdir():
             if int(old.name.split("-")[0]) < self.run.epoch:
+                facts = {"job": self.run.job, "epoch": self.run.epoch, "directory": str(old)}
+                _log.info("older run fenced, its local directory removed", extra=facts)
                 shutil.rmtree(old, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -200,9 +201,10 @@ def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
     write_whole(_progress_file(manager, subtask), msgspec.json.encode(progress))
 
 
-def carry_out(order: Order, drawn: Compute = iter) -> None:
+def carry_out(order: Order, compute: Compute = iter) -> None:
     """Materializes a subtask and records the result, here and in the metastore."""
     manager = TaskManager(order.run, order.executor_root)
+    began_s, about = time.monotonic(), {"job": order.run.job, "subtask": order.subtask}
     before, after = _progress(manager, order.subtask), Progress(done_ms=order.now_ms)
     made, error, materialization_id = None, None, uuid.uuid4()
     try:
@@ -213,13 +215,19 @@ def carry_out(order: Order, drawn: Compute = iter) -> None:
         with local.read() as reader:
             weighed = reader.weight()
             store = open_store(order.run.storage)
-            made = materialize(manager, store, order.batch, order.subtask, reader, drawn=drawn)
+            made = materialize(manager, store, order.batch, order.subtask, reader, compute=compute)
         _weigh(local, weighed, made)
+        facts = {
+            "kind": made.kind if made else None,
+            "size_bytes": made.size_bytes if made else 0,
+            "seconds": round(time.monotonic() - began_s, 3),
+        }
+        _log.info("subtask materialized", extra=about | facts)
     except FencedError as fenced:
-        _log.info("materialization of subtask %d stopped: %s", order.subtask, fenced)
+        _log.info("materialization stopped: %s", fenced, extra=about)
         return
     except CairnError as failed:
-        _log.warning("materialization of subtask %d failed: %s", order.subtask, failed)
+        _log.warning("materialization failed: %s", failed, extra=about)
         error = str(failed)
         # What is not known to have been written is written again, to another file.
         is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)

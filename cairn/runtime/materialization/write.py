@@ -6,6 +6,7 @@ so it stays right whatever becomes of the batches that run meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from cairn.settings import Settings
 from cairn.state.view import PUT, Changes
 from cairn.storage.store import ObjectStore
 from metastore.enums import Scope, SegmentKind
+
+_log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 32 << 20
 """About how much of the state one segment holds; a key group is never split."""
@@ -71,7 +74,7 @@ def materialize(
     reader: LocalReader,
     *,
     full_from_share: float = FULL_FROM_SHARE,
-    drawn: Compute = iter,
+    compute: Compute = iter,
 ) -> Materialized | None:
     """Writes the subtask's state, or what has changed since its bases, and releases the changelog.
 
@@ -102,7 +105,7 @@ def materialize(
     encoded = (_encode(run, subtask, kind, chunk, as_of) for chunk in parts)
     with ExitStack() as held:
         slot = shared_slot(manager, subtask, held)
-        written = _write_all(manager, store, batch, subtask, drawn(encoded), as_of, slot)
+        written = _write_all(manager, store, batch, subtask, compute(encoded), as_of, slot)
         run.catalog.run(
             f"install the materialization of subtask {subtask} of job {run.job}",
             lambda connection: install(connection, batch, subtask, written, replaced),
@@ -182,11 +185,13 @@ def _write_all(
     for file in fill_files(segments, lambda s: len(s.data), manager.run.settings, appends_to):
         try:
             written += write(file, as_of_checkpoint, appends_to)
-        except RefusedError:
+        except RefusedError as refused:
             # Nothing of it has a handle. Cleanup may have deleted the file that was to go on, once
             # another executor's bases replaced all that is in it.
             if appends_to is None:
                 raise
+            facts = {"job": batch.job, "subtask": subtask, "error": str(refused)}
+            _log.warning("materialization refused; again, to a new file", extra=facts)
             written += write(file, as_of_checkpoint, None)
         appends_to = None
     return written

@@ -32,7 +32,8 @@ def write_manifest_if_due(manager: TaskManager, store: ObjectStore, parent: Pare
             write_manifest(run.catalog, store, run.job_id, parent.checkpoint_id, epoch=run.epoch)
             _note(manager, parent.checkpoint_id)
     except (StoreFailedError, RefusedError, CorruptSegmentError) as error:
-        _log.warning("no manifest of checkpoint %d: %s", parent.checkpoint_id, error)
+        facts = {"job": run.job, "checkpoint": parent.checkpoint_id}
+        _log.warning("no manifest of checkpoint %d: %s", parent.checkpoint_id, error, extra=facts)
 
 
 def _newest(manager: TaskManager) -> int:
