@@ -15,9 +15,10 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -272,14 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CairnError, WrongCountError) as error:
         told.print(f"error: {error}", style="red", markup=False)
         return 1
-    measured = {
-        "batches": args.batches,
-        "subtasks": SUBTASKS,
-        "modes": [asdict(outcome) for outcome in outcomes],
-        "fewer": [asdict(one) for one in fewer(outcomes)],
-    }
+    measured = to_json(outcomes, args.batches)
     (args.output / "merging.json").write_text(json.dumps(measured, indent=2) + "\n")
-    (args.output / "merging.svg").write_text(_plot(outcomes))
+    (args.output / "merging.svg").write_text(plot(outcomes))
     if args.json:
         print(json.dumps(measured, indent=2))
     else:
@@ -289,21 +285,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(batches: int, output: Path, told: Console) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    first: pa.Table | None = None
     place = workplace(output / "work-merging")
     with place as (work, metastore), spark_session(output / "spark.log") as session:
-        files = Source(WORDS, work / "input").batches(batches)
-        session.conf.set("spark.sql.shuffle.partitions", str(SUBTASKS))
-        for key, value in _SAME_RETENTION.items():
-            session.conf.set(key, value)
-        for mode in MODES:
-            outcome, rows = run_mode(session, mode, files, work / mode.name, metastore)
-            outcomes.append(outcome)
-            told.print(f"{mode.name}: {outcome.created} files, {outcome.deleted} deleted")
-            first = rows if first is None else first
-            if not rows.equals(first):
-                raise WrongCountError(f"{mode.name} and {MODES[0].name} put out other rows")
+        return measure(session, batches, work, metastore, told.print)
+
+
+def measure(
+    session: SparkSession,
+    batches: int,
+    work: Path,
+    metastore: str,
+    tell: Callable[[str], None],
+    workload: Workload = WORDS,
+) -> list[Outcome]:
+    """Runs every mode over the same batches; returns the counts.
+
+    Raises:
+        WrongCountError: two modes put out different rows, or counts contradict each other.
+    """
+    outcomes: list[Outcome] = []
+    first: pa.Table | None = None
+    files = Source(workload, work / "input").batches(batches)
+    session.conf.set("spark.sql.shuffle.partitions", str(SUBTASKS))
+    for key, value in _SAME_RETENTION.items():
+        session.conf.set(key, value)
+    for mode in MODES:
+        outcome, rows = run_mode(session, mode, files, work / mode.name, metastore)
+        outcomes.append(outcome)
+        tell(f"{mode.name}: {outcome.created} files, {outcome.deleted} deleted")
+        first = rows if first is None else first
+        if not rows.equals(first):
+            raise WrongCountError(f"{mode.name} and {MODES[0].name} put out other rows")
     return outcomes
 
 
@@ -329,7 +341,18 @@ def _print(outcomes: Sequence[Outcome], console: Console) -> None:
         )
 
 
-def _plot(outcomes: Sequence[Outcome]) -> str:
+def to_json(outcomes: Sequence[Outcome], batches: int) -> dict[str, Any]:
+    """Returns counts and comparisons as plain values."""
+    return {
+        "batches": batches,
+        "subtasks": SUBTASKS,
+        "modes": [asdict(outcome) for outcome in outcomes],
+        "fewer": [asdict(one) for one in fewer(outcomes)],
+    }
+
+
+def plot(outcomes: Sequence[Outcome]) -> str:
+    """Returns an SVG: files and space amplification of each mode, batch by batch."""
     files = [Line(one.mode, [float(s.files) for s in one.samples]) for one in outcomes]
     amplified = [
         Line(one.mode, [sample.amplification or 1.0 for sample in one.samples])

@@ -46,7 +46,8 @@ class Run:
     shape: Shape
     parallelism: int
     repetitions: int
-    with_spark: bool
+    start: Callable[[Order], Start] | None
+    """Starts a query of Spark; None: only the restores themselves are measured."""
     work: Path
     log: Path
     metastore_url: str
@@ -81,7 +82,7 @@ def _run(args: argparse.Namespace, tell: Callable[[str], None]) -> Measured:
             Shape.of(args.size_mb * _MB, args.entry_bytes),
             args.parallelism,
             args.repetitions,
-            not args.without_spark,
+            None if args.without_spark else start,
             work,
             args.output.absolute() / "spark.log",
             url,
@@ -107,9 +108,10 @@ def measure(run: Run) -> Measured:
             done = restore(histories[name], run.work / "restored")
             measured.restores[name].append(done)
             run.tell(f"restore {repetition + 1}/{run.repetitions}, {name}: {done.seconds:.2f} s")
-    if run.with_spark:
-        _drop(run, CHANGELOG)  # room in the page cache
-        _measure_spark(run, histories[MATERIALIZED], probes, measured)
+    if run.start is not None:
+        shutil.rmtree(run.work / CHANGELOG)  # room in the page cache
+        origin = histories[MATERIALIZED].manifest
+        measured.starts = measure_starts(run, run.start, origin, probes)
     return measured
 
 
@@ -130,56 +132,56 @@ def _probe_keys(run: Run, probes: int) -> int:
     return min(PROBE_KEYS, run.shape.keys // probes)
 
 
-def _drop(run: Run, name: str) -> None:
-    shutil.rmtree(run.work / name)
+def measure_starts(
+    run: Run, start: Callable[[Order], Start], origin: str, probes: Sequence[Probe]
+) -> dict[str, list[Start]]:
+    """Starts a query of each engine on the state, again and again; returns what is measured.
 
+    Args:
+        run: its `start` is not used.
+        start: carries out an order.
+        origin: the manifest of the state for Cairn.
+        probes: one to warm up, then `BATCHES_A_START` for each start of an engine.
 
-def _measure_spark(run: Run, history: History, probes: Sequence[Probe], measured: Measured) -> None:
+    Raises:
+        WrongStateError: an engine has other state than what was written.
+    """
     warm_up, *left = probes
-    final = sorted(str(file) for file in (run.work / "rows").glob("[0-9]*.parquet"))
+
+    def carry_out(engine: str, files: Sequence[Path], *, collects: bool) -> Start:
+        order = Order(
+            engine,
+            str(run.work / engine),
+            [str(file) for file in files],
+            str(warm_up.file),
+            run.parallelism,
+            str(run.log),
+            metastore=run.metastore_url,
+            restore_from=origin,
+            collects=collects,
+        )
+        return start(order)
+
+    final = sorted((run.work / "rows").glob("[0-9]*.parquet"))
     run.tell("native: giving it the state")
-    starts = {NATIVE: final, CAIRN: []}
-    measured.starts = {name: [] for name in starts}
-    for engine, given in starts.items():
-        _start(run, history, engine, given + [str(probe.file) for probe in left[:2]], warm_up)
+    starts: dict[str, list[Start]] = {NATIVE: [], CAIRN: []}
+    for engine, given in ((NATIVE, final), (CAIRN, [])):
+        first = [probe.file for probe in left[:BATCHES_A_START]]
+        carry_out(engine, [*given, *first], collects=False)
     for repetition in range(run.repetitions):
         at = BATCHES_A_START * (1 + repetition)
         mine = left[at : at + BATCHES_A_START]
         for engine in list(starts)[:: -1 if repetition % 2 else 1]:
             shutil.rmtree(run.work / engine / "local", ignore_errors=True)
-            files = [str(probe.file) for probe in mine]
-            done = _start(run, history, engine, files, warm_up, collects=True)
+            done = carry_out(engine, [probe.file for probe in mine], collects=True)
             if done.output != mine[0].expected:
                 raise WrongStateError(f"{engine} has other state than what was written")
-            measured.starts[engine].append(done)
+            starts[engine].append(done)
             run.tell(
                 f"start {repetition + 1}/{run.repetitions}, {engine}: first batch "
                 f"{done.add_batch_ms[0]} ms, the next {done.add_batch_ms[1]} ms"
             )
-
-
-def _start(
-    run: Run,
-    history: History,
-    engine: str,
-    files: Sequence[str],
-    warm_up: Probe,
-    *,
-    collects: bool = False,
-) -> Start:
-    return start(
-        Order(
-            engine,
-            str(run.work / engine),
-            list(files),
-            str(warm_up.file),
-            run.parallelism,
-            str(run.log),
-            metastore=run.metastore_url,
-            restore_from=history.manifest,
-            collects=collects,
-        )
-    )
+    return starts
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

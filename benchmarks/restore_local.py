@@ -12,7 +12,7 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -123,7 +123,7 @@ def restore(history: History, local_directory: Path) -> Restore:
             process.kill()
     found = [answers.get() for _ in processes]
     shutil.rmtree(local_directory)
-    _check(history, found)
+    check(history, found)
     return Restore(
         max(one.ended_s for one in found) - min(one.began_s for one in found),
         sum(one.cpu_s for one in found),
@@ -166,7 +166,12 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _check(history: History, found: list[SubtaskRestore]) -> None:
+def check(history: History, found: Sequence[SubtaskRestore]) -> None:
+    """Does nothing if the subtasks' restores are a measurement.
+
+    Raises:
+        WrongStateError: see `restore`.
+    """
     entries = sum(one.entries for one in found)
     digest = sum(one.digest for one in found) & _MASK
     if (entries, digest) != (history.entries, history.digest):

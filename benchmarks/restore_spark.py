@@ -1,7 +1,8 @@
 """One start of a query on the restore benchmark's state, in a process of its own.
 
-python -m benchmarks.restore_spark < ORDER, which prints a `Start` as JSON. A process of its own has
-nothing of the state: not in Java, not in RocksDB's local directory, which is new with each start.
+python -m benchmarks.restore_spark < ORDERS, one a line, prints a `Start` as JSON for each. A
+process of its own has nothing of the state: not in Java, not in RocksDB's local directory, which is
+new with each start.
 """
 
 from __future__ import annotations
@@ -189,9 +190,10 @@ def _native_ms(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Carries out the order on the standard input."""
-    started = run(msgspec.json.decode(sys.stdin.buffer.read(), type=Order))
-    sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
+    """Carries out the orders on the standard input."""
+    for line in sys.stdin.buffer:
+        started = run(msgspec.json.decode(line, type=Order))
+        sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
 
 
 if __name__ == "__main__":

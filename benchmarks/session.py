@@ -17,7 +17,17 @@ MASTER = "local[2]"
 HEAP = "4g"
 
 _STATE_STORE = "spark.sql.streaming.stateStore"
+NATIVE_STATE = {
+    # With ProcessingTime, native would run batches without data for ever.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    f"{_STATE_STORE}.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    f"{_STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""How native keeps its state, in any session."""
 _SETTINGS = {
+    **NATIVE_STATE,
     "spark.driver.memory": HEAP,
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -26,12 +36,6 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.numRecentProgressUpdates": "1000",  # a stream's batches, all of them
     "spark.shuffle.reduceLocality.enabled": "false",
-    # With ProcessingTime, native would run batches without data for ever.
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    f"{_STATE_STORE}.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    f"{_STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
 }
 
 
