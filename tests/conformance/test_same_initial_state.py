@@ -42,7 +42,12 @@ def initial_rows(engine: Engine) -> DataFrame:
     return engine.session.createDataFrame(rows, "name string, calls string, more string")
 
 
-@pytest.mark.parametrize("in_pandas", [False, True], ids=["rows", "pandas"])
+@pytest.mark.parametrize(
+    ("engine", "in_pandas"),
+    # Spark's own pandas form is in the tests of batch frames.
+    [("spark", False), ("cairn", False), ("cairn", True)],
+    indirect=["engine"],
+)
 def test_initial_state_comes_once_before_the_rows_of_the_first_batch(
     engine: Engine, *, in_pandas: bool
 ) -> None:

@@ -101,7 +101,7 @@ def check(engine: Engine, batches: Sequence[Sequence[ScriptRow]], *, in_pandas: 
 
 
 def test_every_call_on_state_gives_the_same(engine: Engine) -> None:
-    check(engine, script(generated=150), in_pandas=False)
+    check(engine, script(generated=60), in_pandas=False)
 
 
 def test_every_call_on_state_gives_the_same_in_pandas(engine: Engine) -> None:
