@@ -38,7 +38,7 @@ GUARDS = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuses a test that uses the session's JVM or Airflow and lacks the mark."""
-    for fixture, mark in (("spark", "spark"), ("run_in_airflow", "airflow")):
+    for fixture, mark in (("spark", "spark"), ("airflow", "airflow")):
         for item in items:
             uses = fixture in getattr(item, "fixturenames", ())
             if uses and item.get_closest_marker(mark) is None:

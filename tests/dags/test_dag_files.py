@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.dags.conftest import ROOT, RunPython
+from tests.dags.conftest import Airflow
 
 pytestmark = pytest.mark.airflow
 
@@ -16,9 +15,8 @@ Facts = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def facts(run_in_airflow: RunPython) -> Facts:
-    output = run_in_airflow("-m", "tests.dags.inspect_dags", str(ROOT / "dags"))
-    found: Facts = json.loads(output.splitlines()[-1])
+def facts(airflow: Airflow) -> Facts:
+    found: Facts = airflow.facts
     return found
 
 

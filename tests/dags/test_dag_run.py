@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.dags.conftest import ROOT, RunPython
+from tests.dags.conftest import Airflow
 from tests.maintenance.synthetic import SyntheticJob, dump
 
 pytestmark = pytest.mark.airflow
@@ -16,18 +15,10 @@ pytestmark = pytest.mark.airflow
 RunDag = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="session")
-def migrated(run_in_airflow: RunPython) -> RunPython:
-    run_in_airflow("-m", "airflow", "db", "migrate")
-    return run_in_airflow
-
-
 @pytest.fixture
-def run_dag(migrated: RunPython) -> RunDag:
+def run_dag(airflow: Airflow) -> RunDag:
     def run(url: str, **conf: Any) -> dict[str, Any]:
-        arguments = ("-m", "tests.dags.one_dag_run", str(ROOT / "dags"), json.dumps(conf))
-        output = migrated(*arguments, CAIRN_METASTORE=url)
-        outcome: dict[str, Any] = json.loads(output.splitlines()[-1])
+        outcome: dict[str, Any] = airflow.ask("run", conf, url)
         return outcome
 
     return run

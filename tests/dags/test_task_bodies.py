@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from uuid import uuid4
 
 import pytest
@@ -11,31 +10,14 @@ from sqlalchemy import Connection, insert, text
 from cairn.catalog.catalog import Catalog
 from metastore.enums import Scope
 from metastore.models import PhysicalFile
-from tests.dags.conftest import RunPython
+from tests.dags.conftest import Airflow
 from tests.maintenance.synthetic import SyntheticJob
 
 pytestmark = pytest.mark.airflow
 
-CLEAN = """
-import json, sys
-from cairn.airflow_ext.maintenance import clean_job
-try:
-    clean_job(sys.argv[1], dry_run=False)
-except Exception as error:
-    print(json.dumps([type(error).__name__, str(error)]))
-"""
-
-TOTAL = """
-import json
-from cairn.airflow_ext.maintenance import total
-reports = [{"job": "a", "dry_run": False, "deleted_files": 2, "freed_bytes": 10},
-           {"job": "b", "dry_run": False, "deleted_files": 1, "freed_bytes": 5}]
-print(json.dumps([total(reports), total([])]))
-"""
-
 
 def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
-    run_in_airflow: RunPython, metastore_url: str, tmp_storage: str
+    airflow: Airflow, metastore_url: str, tmp_storage: str
 ) -> None:
     job = SyntheticJob(metastore_url, tmp_storage).create()
     undeletable = f"{job.job_id}/shared/{'x' * 300}.seg"  # no file system takes the name
@@ -53,14 +35,16 @@ def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
         )
 
     Catalog(metastore_url).run("adding a file", add)
-    output = run_in_airflow("-c", CLEAN, job.name, CAIRN_METASTORE=metastore_url)
-    name, message = json.loads(output.splitlines()[-1])
+    name, message = airflow.ask("clean", job.name, metastore_url)
     assert name == "StorageError"
     assert f"1 objects could not be deleted ({job.DOOMED} were)" in message
     assert job.objects() == job.needed
 
 
-def test_the_summary_adds_up_the_reports(run_in_airflow: RunPython) -> None:
-    sums, nothing = json.loads(run_in_airflow("-c", TOTAL).splitlines()[-1])
-    assert sums == {"jobs": 2, "deleted_files": 3, "freed_bytes": 15}
-    assert nothing == {"jobs": 0}
+def test_the_summary_adds_up_the_reports(airflow: Airflow) -> None:
+    reports = [
+        {"job": "a", "dry_run": False, "deleted_files": 2, "freed_bytes": 10},
+        {"job": "b", "dry_run": False, "deleted_files": 1, "freed_bytes": 5},
+    ]
+    assert airflow.ask("total", reports) == {"jobs": 2, "deleted_files": 3, "freed_bytes": 15}
+    assert airflow.ask("total", []) == {"jobs": 0}
