@@ -286,8 +286,11 @@ def add_confirmed(job: SyntheticJob, last: int) -> None:
         )
 
 
-def test_more_pins_than_fit_one_plan_hide_nothing_that_can_go(job: SyntheticJob) -> None:
-    last, pinned = PLAN_ROWS + 100, PLAN_ROWS + 50
+def test_more_pins_than_fit_one_plan_hide_nothing_that_can_go(
+    job: SyntheticJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.catalog.cleanup.snapshot.PLAN_ROWS", 200)
+    last, pinned = 300, 250
     add_confirmed(job, last)
     job.execute(
         "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"
@@ -300,7 +303,7 @@ def test_more_pins_than_fit_one_plan_hide_nothing_that_can_go(job: SyntheticJob)
 
 
 def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -> None:
-    number = 12_000
+    number = PLAN_ROWS + 200
     add_confirmed(job, number)
     job.execute(
         "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope)"
