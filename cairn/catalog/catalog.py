@@ -63,7 +63,7 @@ class Catalog:
 
         `work` must be idempotent: after a lost connection, a deadlock or a server that is
         restarting it runs again, and a commit whose answer was lost is run again too. Retries
-        go on, 50 ms to 2 s apart, until `timeout_ms` since the first failure. `what` names the
+        follow 50 ms to 2 s apart, until `timeout_ms` since the first failure. `what` names the
         work in messages, such as "acknowledging batch 7".
 
         Raises:

@@ -1,4 +1,4 @@
-"""What the cleanup plans from: a job's retained checkpoints, released segments, unneeded files."""
+"""The snapshot of a job for a plan: retained checkpoints, released segments, unneeded files."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ UNNEEDED_FILES = table(
     column("is_condemnable", Boolean),
     schema=SCHEMA,
 )
-"""The one definition of what may be deleted and why: a view, which can be updated."""
+"""The one definition of the files that may be deleted, and why: a view, which can be updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What the cleanup needs to know of a job."""
+    """The facts of a job that the cleanup needs."""
 
     job_id: str
     name: str
@@ -118,7 +118,7 @@ class CleanupSnapshot:
 
 
 def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
-    """Returns what a subsumption plan is made from, read in one repeatable-read snapshot.
+    """Returns the input of a subsumption plan, read in one repeatable-read snapshot.
 
     At most `PLAN_ROWS` rows of each kind, oldest first: where there is more to do, plan, apply
     and read again until a plan is empty.

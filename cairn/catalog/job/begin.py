@@ -67,7 +67,7 @@ class Parent:
 class Clock:
     """Milliseconds since 1970 by the database's clock; bases by the start of their key groups.
 
-    What is said of bases holds for the increments on top of them.
+    The times of bases are also those of the increments on top of them.
     """
 
     now_ms: int
@@ -77,7 +77,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class BatchStart:
-    """What a task needs to begin: its checkpoint, the parent (None: no state yet), and the times.
+    """The begin of a batch: its checkpoint, the parent (None: no state yet), and the times.
 
     Processing time and watermark are those that processors see, in ms since 1970. Rows at or
     before `late_watermark_ms`, the parent's watermark, are late, as in Spark.
@@ -94,7 +94,7 @@ class BatchStart:
 def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = False) -> BatchStart:
     """Opens the checkpoint of a batch, or finds it open; confirms the parent; fences older runs.
 
-    The parent comes with its operator lists only where they are asked for: one statement more.
+    With `with_lists` the parent has its operator lists, for one more statement.
 
     Raises:
         FencedError: a newer run has begun a batch, or has taken this one again.

@@ -29,7 +29,7 @@ from metastore.models import Materialization, PhysicalFile, Segment
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a restore of some key groups as of a confirmed checkpoint reads, in order of replay.
+    """The segments that a restore of some key groups reads, in order of replay.
 
     `lineage` is the id of the run that made the checkpoint; None if Spark has not committed it.
     `changes` are changelog and increments. `is_based` tells whether bases cover all of the key
@@ -91,11 +91,11 @@ def install(
 ) -> None:
     """Makes materialized segments part of every checkpoint from the next id on (FLIP-158).
 
-    Each comes with its file, which several may share. In the same transaction, what they replace is
-    released at that id. For an increment these are the `replaced` segments, which it was made from.
-    For bases (None) they are all segments of the same or an older state all of whose key groups
-    some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint` must be a
-    confirmed checkpoint.
+    Each has its file, which several may share. In the same transaction, the segments that they
+    replace are released at that id. For an increment these are the `replaced` segments, which it
+    was made from. For bases (None) they are all segments of the same or an older state all of whose
+    key groups some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint`
+    must be a confirmed checkpoint.
 
     Raises:
         FencedError: a newer run has begun a batch, or a file was condemned.
@@ -205,7 +205,7 @@ class Materialized:
 
     @classmethod
     def of(cls, handles: Sequence[SegmentHandle]) -> Materialized:
-        """Returns the sums over what was written, which is at least one segment."""
+        """Returns the sums over the written segments, at least one."""
         return cls(
             handles[0].kind,
             handles[0].as_of_checkpoint,

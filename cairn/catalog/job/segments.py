@@ -105,7 +105,7 @@ _REPLAY_RANK = {
 def replay_order(handle: SegmentHandle) -> tuple[int, int, KeyGroupRange, int]:
     """Returns the sort key of replay.
 
-    By as-of checkpoint; changelog, increment, base, and what is not replayed; key groups, which
+    By as-of checkpoint; changelog, increment, base, and kinds not replayed; key groups, which
     one subtask has in one checkpoint; sequence number.
     """
     rank = _REPLAY_RANK[handle.kind]

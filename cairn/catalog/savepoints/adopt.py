@@ -1,6 +1,6 @@
 """Giving a new job the state of a manifest: copied files, and the checkpoint that they make up.
 
-The checkpoint stands for batch -1, so it is the parent of batch 0 of whichever query comes first.
+The checkpoint stands for batch -1, so it is the parent of batch 0 of the job's first query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Manifests in the metastore: what is in one, the intent to write it, and that it is written.
+"""Manifests in the metastore: the content of one, the intent to write it, and its seal.
 
 A manifest is a physical file with one segment of kind MANIFEST, whose interval is its checkpoint
-alone. So it stays exactly as long as the checkpoint does, and the cleanup takes it.
+alone. So it is kept exactly as long as the checkpoint, and the cleanup deletes it.
 """
 
 from __future__ import annotations

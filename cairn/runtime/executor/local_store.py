@@ -142,7 +142,7 @@ class LocalReader:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields the entries of one grouping key and state, in key order.
 
-        `prefix` is what `entry_prefix` returns. Reads no further than what it yields, but for user
+        `prefix` is a result of `entry_prefix`. Reads only the entries that it yields, but for user
         keys that differ only where their hash is stored.
         """
         start = _stored_prefix(prefix)

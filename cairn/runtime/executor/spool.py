@@ -39,7 +39,7 @@ class Spool:
     subtask: int
 
     def metadata(self, kind: SegmentKind) -> Mapping[str, str]:
-        """Returns what a segment of it says of itself."""
+        """Returns the metadata of a segment of it."""
         return segment_metadata(self.manager.run.job, self.checkpoint_id, self.subtask, kind)
 
     def add(self, data: bytes, entries: int, kind: SegmentKind, number: int = 0) -> SpooledSegment:

@@ -1,7 +1,7 @@
-"""Materialization: what one subtask's changelog comes to, so that the changelog can go (FLIP-158).
+"""Materialization: compacts one subtask's changelog, which can be deleted then (FLIP-158).
 
-Taken from a snapshot of the subtask's local state, which is always that of a confirmed checkpoint,
-so it stays right whatever becomes of the batches that run meanwhile.
+The source is a snapshot of the subtask's local state, which is always that of a confirmed
+checkpoint. So the result is right whether the batches that run meanwhile succeed or not.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 CHUNK_BYTES = 32 << 20
 """About how much of the state one segment holds; a key group is never split."""
 FULL_FROM_SHARE = 0.25
-"""What may be on top of the bases before the next materialization, as a share of their bytes.
+"""Most bytes on top of the bases before the next materialization, as a share of the bases' bytes.
 
-An increment is written again with each materialization until it would be more, so this bounds both
-what a restore reads beyond the state itself and what an increment costs.
+An increment is written again with each materialization until it would be more. So this bounds both
+the bytes that a restore reads beyond the state itself and the cost of an increment.
 """
 
 
@@ -76,14 +76,14 @@ def materialize(
     full_from_share: float = FULL_FROM_SHARE,
     compute: Compute = iter,
 ) -> Materialized | None:
-    """Writes the subtask's state, or what has changed since its bases, and releases the changelog.
+    """Writes the subtask's state, or the changes since its bases, and releases the changelog.
 
-    Returns what it wrote; None if nothing has changed. Local state that another run has moved on,
-    or of a history that the metastore has lost, is left alone.
+    Returns the written segments; None if nothing has changed. Local state that another run has
+    moved forward, or of a history that the metastore has lost, is left alone.
 
     Raises:
         FencedError: a newer run has begun a batch.
-        StorageError, MetastoreError: it may be tried again; what was written has no handle.
+        StorageError, MetastoreError: it may be tried again; the written bytes have no handle.
     """
     run, position = manager.run, reader.position()
     if position is None or position.checkpoint_id == 0 or position.epoch > run.epoch:
@@ -186,8 +186,8 @@ def _write_all(
         try:
             written += write(file, as_of_checkpoint, appends_to)
         except RefusedError as refused:
-            # Nothing of it has a handle. Cleanup may have deleted the file that was to go on, once
-            # another executor's bases replaced all that is in it.
+            # Nothing of it has a handle. Cleanup may have deleted the file that was to be
+            # continued, once another executor's bases replaced all segments in it.
             if appends_to is None:
                 raise
             facts = {"job": batch.job, "subtask": subtask, "error": str(refused)}

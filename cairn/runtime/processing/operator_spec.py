@@ -1,4 +1,4 @@
-"""What the driver tells every task about the operator."""
+"""The operator, as the driver describes it to every task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSpec:
-    """What a stateful operator does with the rows of a key, wherever and whenever it runs.
+    """A stateful operator: its processor, its time mode and its columns.
 
     `processor` is the user's processor, pickled: each subtask gets a copy of its own.
     """

@@ -17,7 +17,7 @@ T = TypeVar("T")
 LEAST_SHARE = 0.25
 """The least that is handed over at a time, as a share of all changes before.
 
-Finding out what is new walks all that a batch has changed. With this, all walks together cost a
+Finding the new changes walks all changes of a batch. With this, all walks together cost a
 constant per change, and a batch has tens of segments, however much it changes.
 """
 _MOST_GROWTH = 15

@@ -30,11 +30,11 @@ class ProcessorIO(Protocol):
         ...
 
     def collect(self, results: Iterable[Any]) -> None:
-        """Reads what a processor's method returned to its end."""
+        """Reads the iterator that a processor's method returned, to its end."""
         ...
 
     def flush(self) -> None:
-        """Emits what was collected and not emitted yet."""
+        """Emits the collected output that was not emitted yet."""
         ...
 
 

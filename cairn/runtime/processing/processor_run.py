@@ -1,4 +1,4 @@
-"""What a processor does with one subtask's rows of one batch. Needs no store and no metastore."""
+"""Runs a processor on one subtask's rows of one batch. Needs no store and no metastore."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class _Work:
             collect(handle(key, rows, values))
 
     def fire_timers(self, processor: StatefulProcessor) -> None:
-        """Fires what is due, and removes each timer once its handler's output was read."""
+        """Fires the due timers, and removes each once its handler's output was read."""
         times = self._times
         is_event_time = times.mode is TimeMode.EVENT_TIME
         until_ms = times.watermark_ms if is_event_time else times.processing_ms
