@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -67,6 +68,14 @@ def _clean_environment() -> Iterator[None]:
             if name.startswith(("CAIRN_", "AWS_")) and not name.startswith(("CAIRN_TEST_", *kept)):
                 patch.delenv(name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _local_state_is_closed() -> Iterator[None]:
+    """Closes what a test left open: Spark's callbacks wait on `select`, which ends at file 1024."""
+    yield
+    if local_store := sys.modules.get("cairn.runtime.executor.local_store"):
+        local_store._open.clear()
 
 
 @pytest.fixture(scope="session")

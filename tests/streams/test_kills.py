@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,12 +18,12 @@ import psutil
 import pytest
 from sqlalchemy import func, select
 
-from cairn.catalog.catalog import Catalog
+from cairn.catalog.engine import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
 from cairn.storage import open_store
-from metastore.models import Checkpoint, PhysicalFile, Run, SubtaskAck
+from metastore.models import Checkpoint, PhysicalFile, SubtaskAck
 from tests.streams import timed_streams
 from tests.streams.streams import (
     ROOT,
@@ -45,8 +45,22 @@ from tests.streams.timed_streams import (
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 MakeStream = Callable[..., Settings]
-DRIVER_KILLS = 20
-FILES = 45
+OPTIONS = {
+    "cairn.changelog.periodic-materialize.interval": "2 s",
+    "cairn.manifest-interval": "1",
+}
+MERGING: tuple[dict[str, str], ...] = (
+    {"cairn.file-merging.across-checkpoint-boundary": "true"},
+    {"cairn.file-merging.enabled": "false"},
+    {},
+    {
+        "cairn.file-merging.across-checkpoint-boundary": "true",
+        "cairn.file-merging.max-file-size": "64 kb",
+        "cairn.file-merging.max-subtasks-per-file": "1",
+        "cairn.file-merging.max-file-pool-size": "1",
+        "cairn.file-merging.pool-blocking": "true",
+    },
+)
 
 
 @contextmanager
@@ -95,26 +109,14 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
     assert process.wait(300) == 0, log.read_text()[-6000:]
 
 
-def has_begun(url: str, run: int) -> bool:
-    return begun(url, run) > 0
-
-
 def has_begun_more(url: str, before: int) -> bool:
     return begun(url) > before
 
 
-def begun(url: str, run: int = 0) -> int:
-    """Returns how many checkpoints were begun by the runs from this one on."""
+def begun(url: str) -> int:
+    """Returns how many checkpoints were begun."""
     with Catalog(url).begin() as connection:
-        count = connection.scalar(
-            select(func.count()).select_from(Checkpoint).where(Checkpoint.epoch >= run)
-        )
-    return count or 0
-
-
-def runs(url: str) -> int:
-    with Catalog(url).begin() as connection:
-        return connection.scalar(select(func.coalesce(func.max(Run.epoch), 0))) or 0
+        return connection.scalar(select(func.count()).select_from(Checkpoint)) or 0
 
 
 def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
@@ -127,167 +129,95 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], lo
         time.sleep(0.01)
 
 
-def assert_whole(settings: Settings, files: int) -> None:
-    """The final state, every retained checkpoint, and storage are exactly what they should be."""
-    url = settings.metastore
+def assert_storage_is_known(settings: Settings) -> None:
+    """Every sealed file has its object, and every object is of a file that is sealed or meant."""
+    stored = {found.path for found in open_store(settings.storage).list("")}
+    with Catalog(settings.metastore).begin() as connection:
+        found = connection.execute(select(PhysicalFile.path, PhysicalFile.status)).all()
+    assert {path for path, status in found if status == "SEALED"} <= stored
+    assert stored <= {path for path, status in found if status in ("SEALED", "WRITING")}
+
+
+def kill_workers(process: subprocess.Popen[bytes], until_s: float, chance: random.Random) -> int:
+    """Kills a Python worker now and then, for some time or until the driver has ended."""
+    kills = 0
+    end = time.monotonic() + until_s
+    while process.poll() is None and time.monotonic() < end:
+        if workers := python_workers(process.pid):
+            kills += kill(chance.choice(workers))
+        time.sleep(min(chance.uniform(0.3, 1), max(end - time.monotonic(), 0)))
+    return kills
+
+
+def test_driver_and_workers_killed_at_random_points_lose_and_double_nothing(
+    stream: MakeStream, tmp_path: Path
+) -> None:
+    """Two streams with timers and TTL; merging and parallelism change whenever they restart."""
+    files, parallelisms = 24, (5, 3, 8, 2)
+    jobs = stream(0, job=f"{EVENTS} {CLOCK}", master="local[2,99]")
+    jobs = replace(jobs, source=timed_streams.write_source(tmp_path / "timed", files))
+    log, chance, url = tmp_path / "log", random.Random(), jobs.metastore
+    kills = 0
+    for merging, parallelism in zip(MERGING, parallelisms, strict=True):
+        settings = replace(jobs, options={**OPTIONS, **merging}, parallelism=parallelism)
+        with running(settings, log, "tests.streams.timed_streams") as process:
+            wait_until(partial(has_begun_more, url, begun(url)), process, log)
+            kills += kill_workers(process, chance.uniform(0, 2), chance)
+            assert process.poll() is None, "nothing is left to do when the driver is killed"
+    with running(replace(jobs, options=OPTIONS), log, "tests.streams.timed_streams") as process:
+        wait_until(partial(has_begun_more, url, begun(url)), process, log)
+        kills += kill_workers(process, 4, chance)
+        finish(process, log)
+    assert kills >= 3
+    for job in (EVENTS, CLOCK):
+        cleanup_job(Catalog(url), job)
+        times = times_of_batches(url, job)
+        for checkpoint, batch in retained(url, job).items():
+            assert read_state(url, job, checkpoint) == expected(job, times, batch + 1).state
+    assert max(retained(url, EVENTS).values()) == max(retained(url, CLOCK).values()) == files - 1
+    assert late_rows(url, EVENTS) == Expected.of_events(files).late
+    times = times_of_batches(url, EVENTS)
+    assert {n: times[n][1] for n in times} == Expected.of_events(files).watermarks
+    assert_storage_is_known(jobs)
+
+
+def expected(job: str, times: Mapping[int, tuple[int, int]], files: int) -> Expected:
+    """Returns what a stream should have done in its first batches."""
+    if job == EVENTS:
+        return Expected.of_events(files)
+    return Expected.of_clock({batch: times[batch][0] for batch in range(files)})
+
+
+def test_subtasks_stay_on_their_executor_and_an_executor_killed_loses_nothing(
+    stream: MakeStream, tmp_path: Path, empty_database_url: str
+) -> None:
+    files = 16
+    settings = stream(files, master="local-cluster[3,1,1024]", parallelism=6, options=OPTIONS)
+    log, chance, url = tmp_path / "log", random.Random(), settings.metastore
+    with running(settings, log) as process:
+        wait_until(lambda: begun(url) > 8, process, log)
+        placed = placements(url, first=2, last=7)
+        assert len({tm for tms in placed.values() for tm in tms}) == 3
+        assert all(len(tms) == 1 for tms in placed.values()), placed
+        assert kill(executors(process.pid)[0])
+        assert kill_workers(process, 2, chance)
+        finish(process, log)
     assert newest_state(url) == expected_state(files)
     cleanup_job(Catalog(url), settings.job)
     for checkpoint, batch in retained(url, settings.job).items():
         assert read_state(url, settings.job, checkpoint) == expected_state(batch + 1)
-    stored = {found.path for found in open_store(settings.storage).list("")}
-    with Catalog(url).begin() as connection:
-        sealed = set(
-            connection.scalars(select(PhysicalFile.path).where(PhysicalFile.status == "SEALED"))
-        )
-        intended = set(
-            connection.scalars(select(PhysicalFile.path).where(PhysicalFile.status == "WRITING"))
-        )
-    assert sealed <= stored
-    assert stored <= sealed | intended
-
-
-def test_the_driver_killed_at_random_points_loses_and_doubles_nothing(
-    stream: MakeStream, tmp_path: Path
-) -> None:
-    settings = stream(FILES, options={"cairn.changelog.periodic-materialize.interval": "2 s"})
-    log, chance = tmp_path / "log", random.Random()
-    url = settings.metastore
-    for _ in range(DRIVER_KILLS):
-        with running(settings, log) as process:
-            run = runs(url) + 1
-            wait_until(partial(has_begun, url, run), process, log)
-            time.sleep(chance.uniform(0, 1.2))
-    with running(settings, log) as process:
-        finish(process, log)
-    assert_whole(settings, FILES)
-
-
-MERGING: tuple[dict[str, str], ...] = (
-    {"cairn.file-merging.across-checkpoint-boundary": "true"},
-    {"cairn.file-merging.enabled": "false"},
-    {},
-    {
-        "cairn.file-merging.across-checkpoint-boundary": "true",
-        "cairn.file-merging.max-file-size": "64 kb",
-        "cairn.file-merging.max-subtasks-per-file": "1",
-        "cairn.file-merging.max-file-pool-size": "1",
-        "cairn.file-merging.pool-blocking": "true",
-    },
-)
-
-
-def test_merging_switched_whenever_the_driver_is_killed_loses_and_doubles_nothing(
-    stream: MakeStream, tmp_path: Path
-) -> None:
-    files = 20
-    options = {"cairn.changelog.periodic-materialize.interval": "2 s"}
-    settings = stream(files)
-    log, chance, url = tmp_path / "log", random.Random(), settings.metastore
-    for number in range(8):
-        merging = MERGING[number % len(MERGING)]
-        with running(replace(settings, options={**options, **merging}), log) as process:
-            before = begun(url)
-            wait_until(partial(has_begun_more, url, before), process, log)
-            time.sleep(chance.uniform(0, 1.2))
-    with running(replace(settings, options={**options, **MERGING[0]}), log) as process:
-        finish(process, log)
-    assert_whole(settings, files)
-
-
-def test_python_workers_killed_at_random_points_lose_and_double_nothing(
-    stream: MakeStream, tmp_path: Path, empty_database_url: str
-) -> None:
-    files = 30
-    options = {
-        "cairn.changelog.periodic-materialize.interval": "2 s",
-        "cairn.manifest-interval": "1",
-    }
-    settings = stream(files, master="local[2,99]", options=options)
-    log, chance, kills = tmp_path / "log", random.Random(), 0
-    with running(settings, log) as process:
-        wait_until(lambda: begun(settings.metastore) > 1, process, log)
-        while process.poll() is None and kills < 20:
-            workers = python_workers(process.pid)
-            if workers:
-                kills += kill(chance.choice(workers))
-            time.sleep(chance.uniform(0.2, 0.8))
-        finish(process, log)
-    assert kills >= 3
-    assert_whole(settings, files)
+    assert_storage_is_known(settings)
     assert_rebuilt(settings, empty_database_url)
 
 
 def assert_rebuilt(settings: Settings, url: str) -> None:
     """Every checkpoint that manifests bring back is what it should be."""
-    migrate(Catalog(url))
-    [job] = rebuild(Catalog(url), settings.storage).jobs
+    migrate(url)
+    [job] = rebuild(url, settings.storage).jobs
     back = retained(url, settings.job)
     assert len(back) == job.checkpoints >= 2
     for checkpoint, batch in back.items():
         assert read_state(url, settings.job, checkpoint) == expected_state(batch + 1)
-
-
-def test_subtasks_stay_on_their_executor_and_an_executor_killed_loses_nothing(
-    stream: MakeStream, tmp_path: Path
-) -> None:
-    files = 24
-    settings = stream(
-        files,
-        master="local-cluster[3,1,1024]",
-        parallelism=6,
-        options={"cairn.changelog.periodic-materialize.interval": "2 s"},
-    )
-    log = tmp_path / "log"
-    with running(settings, log) as process:
-        wait_until(lambda: begun(settings.metastore) > 10, process, log)
-        placed = placements(settings.metastore, first=2, last=9)
-        assert len({tm for tms in placed.values() for tm in tms}) == 3
-        assert all(len(tms) == 1 for tms in placed.values()), placed
-        assert kill(executors(process.pid)[0])
-        finish(process, log)
-    assert_whole(settings, files)
-
-
-def test_timers_ttl_and_watermark_survive_kills_of_driver_and_workers(
-    stream: MakeStream, tmp_path: Path
-) -> None:
-    files = 30
-    options = {"cairn.changelog.periodic-materialize.interval": "2 s"}
-    settings = replace(
-        stream(0, job=f"{EVENTS} {CLOCK}", parallelism=5, master="local[2,99]", options=options),
-        source=timed_streams.write_source(tmp_path / "timed", files),
-    )
-    log, chance, url = tmp_path / "log", random.Random(), settings.metastore
-    program = "tests.streams.timed_streams"
-    for _ in range(3):
-        with running(settings, log, program) as process:
-            before = begun(url)
-            wait_until(partial(has_begun_more, url, before), process, log)
-            time.sleep(chance.uniform(0, 4))
-    kills = 0
-    with running(replace(settings, master="local-cluster[2,1,1024]"), log, program) as process:
-        before = begun(url)
-        wait_until(partial(has_begun_more, url, before), process, log)
-        while process.poll() is None and kills < 6:
-            workers = python_workers(process.pid)
-            if workers:
-                kills += kill(chance.choice(workers))
-            time.sleep(chance.uniform(0.5, 1.5))
-        finish(process, log)
-    assert kills >= 2
-    assert_timed(url, files)
-
-
-def assert_timed(url: str, files: int) -> None:
-    """Both streams have fired each timer once, and kept and expired what they should."""
-    expected = Expected.of_events(files)
-    assert newest_state(url, EVENTS) == expected.state
-    assert late_rows(url, EVENTS) == expected.late
-    times = times_of_batches(url, EVENTS)
-    assert {batch: times[batch][1] for batch in times} == expected.watermarks
-    clock = times_of_batches(url, CLOCK)
-    expected = Expected.of_clock({batch: clock[batch][0] for batch in clock})
-    assert newest_state(url, CLOCK) == expected.state
 
 
 def placements(url: str, first: int, last: int) -> dict[int, set[str]]:
