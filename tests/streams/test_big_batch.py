@@ -14,8 +14,8 @@ from tests.streams.streams import OUTPUT, Settings, newest_state, start
 pytestmark = pytest.mark.spark
 
 MakeStream = Callable[..., Settings]
-ROWS = 300_000
-PAYLOAD_BYTES = 1_000
+ROWS = 75_000
+PAYLOAD_BYTES = 4_000
 KEYS = 1_000
 HUGE = 3
 """Every row whose number this divides is of one key."""

@@ -212,8 +212,8 @@ def test_subtasks_stay_on_their_executor_and_an_executor_killed_loses_nothing(
 
 def assert_rebuilt(settings: Settings, url: str) -> None:
     """Every checkpoint that manifests bring back is what it should be."""
-    migrate(url)
-    [job] = rebuild(url, settings.storage).jobs
+    migrate(Catalog(url))
+    [job] = rebuild(Catalog(url), settings.storage).jobs
     back = retained(url, settings.job)
     assert len(back) == job.checkpoints >= 2
     for checkpoint, batch in back.items():

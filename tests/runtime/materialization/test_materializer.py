@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -22,7 +25,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization import schedule as materializer
-from cairn.runtime.materialization.schedule import Progress, lock_file, start_if_due
+from cairn.runtime.materialization.schedule import Progress, carry_out, lock_file, start_if_due
 from tests.runtime.commit.uploading import until
 from tests.runtime.tasks import (
     BIG,
@@ -99,11 +102,45 @@ class Stream:
         )
 
 
+class Order(io.BytesIO):
+    """What is written to a process's standard input; carried out once it is closed."""
+
+    def __init__(self, lock: int) -> None:
+        super().__init__()
+        self._lock = os.dup(lock)
+
+    def close(self) -> None:
+        if not self.closed:
+            carry_out(msgspec.msgpack.decode(self.getvalue(), type=materializer.Order))
+            os.close(self._lock)
+        super().close()
+
+
+class AtOnce:
+    """Stands for a materializing process, whose work is done here, under the lock it inherits."""
+
+    def __init__(self, _command: list[str], *, pass_fds: list[int], **_: object) -> None:
+        self.stdin = Order(pass_fds[0])
+
+    def wait(self) -> int:
+        return 0
+
+    poll = wait
+
+
 @pytest.fixture
-def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Iterator[Stream]:
+def beside(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Iterator[Stream]:
+    """A query that is materialized by processes of their own."""
     yield Stream(metastore_url, tmp_storage, str(tmp_path / "local"))
     for process in materializer._started:
         process.wait()
+
+
+@pytest.fixture
+def stream(beside: Stream, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """A query that is materialized in this process, where nothing waits for a core."""
+    monkeypatch.setattr(subprocess, "Popen", AtOnce)
+    return beside
 
 
 def at(ms: int) -> Clock:
@@ -151,18 +188,18 @@ def without_end(stream: Stream) -> Iterator[int]:
 
 
 def test_an_order_of_a_killed_process_counts_as_failed_and_the_next_one_does_it(
-    stream: Stream,
+    beside: Stream,
 ) -> None:
-    stream.run(2)
-    with without_end(stream):
+    beside.run(2)
+    with without_end(beside):
         materializer._started[-1].kill()
-        with stream.alone():
-            progress = materializer._progress(stream.manager, 0)
+        with beside.alone():
+            progress = materializer._progress(beside.manager, 0)
     assert (progress.failures, progress.done_ms) == (1, 0)
-    stream.materialize(at(10**6))
-    assert materializer._progress(stream.manager, 0).failures == 0
-    stream.run(1)
-    assert read_back(stream.plan, 3) == remembered(3)
+    beside.materialize(at(10**6))
+    assert materializer._progress(beside.manager, 0).failures == 0
+    beside.run(1)
+    assert read_back(beside.plan, 3) == remembered(3)
 
 
 def priorities(pid: int) -> list[tuple[int, int]]:
@@ -174,40 +211,40 @@ def priorities(pid: int) -> list[tuple[int, int]]:
 
 
 def test_its_computing_thread_waits_for_an_idle_core_and_after_a_failure_insists(
-    stream: Stream,
+    beside: Stream,
 ) -> None:
-    stream.run(2)
+    beside.run(2)
     ours = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
-    with without_end(stream) as pid:
+    with without_end(beside) as pid:
         until(lambda: priorities(pid)[:2] == [ours, (os.SCHED_IDLE, ours[1])])
         materializer._started[-1].kill()
-        with stream.alone():
+        with beside.alone():
             pass
-    with without_end(stream) as pid:
+    with without_end(beside) as pid:
         until(lambda: priorities(pid)[:2] == [ours, (os.SCHED_OTHER, ours[1] + 10)])
-    with stream.alone():
-        assert materializer._progress(stream.manager, 0) == Progress(done_ms=DUE.now_ms)
+    with beside.alone():
+        assert materializer._progress(beside.manager, 0) == Progress(done_ms=DUE.now_ms)
 
 
 def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insists(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+    beside: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(materializer, "LEAST_PATIENCE_S", 1)
-    stream.plan = new_run(
-        stream.plan.catalog.url,
-        stream.plan.storage,
-        stream.plan.settings.local_dir,
+    beside.plan = new_run(
+        beside.plan.catalog.url,
+        beside.plan.storage,
+        beside.plan.settings.local_dir,
         parallelism=1,
         options={"cairn.changelog.periodic-materialize.interval": "1 s"},
     )
-    stream.run(2)
-    with without_end(stream):
+    beside.run(2)
+    with without_end(beside):
         assert materializer._started[-1].wait() == -signal.SIGALRM
-        assert materializer._progress(stream.manager, 0).failures == 1
-    stream.materialize(at(10**6))
-    stream.run(1)
-    assert stream.kinds(3)[0] == "keyed_full"
-    assert read_back(stream.plan, 3) == remembered(3)
+        assert materializer._progress(beside.manager, 0).failures == 1
+    beside.materialize(at(10**6))
+    beside.run(1)
+    assert beside.kinds(3)[0] == "keyed_full"
+    assert read_back(beside.plan, 3) == remembered(3)
 
 
 def test_a_subtask_is_materialized_by_one_process_at_a_time(stream: Stream) -> None:
