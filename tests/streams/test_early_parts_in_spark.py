@@ -32,11 +32,11 @@ def test_a_batch_is_uploaded_in_parts_of_the_threshold(
     spark: SparkSession, stream: Callable[..., Settings], threshold: str, is_early: bool
 ) -> None:
     option = {"cairn.changelog.dstl.preemptive-persist-threshold": threshold}
-    settings = stream(4, parallelism=1, options=option)
+    settings = stream(2, parallelism=1, options=option)
     start(remembered(spark, settings), settings).awaitTermination()
-    assert newest_state(settings.metastore) == expected_state(4)
+    assert newest_state(settings.metastore) == expected_state(2)
     found = parts(settings)
-    assert len(found) == 4
+    assert len(found) == 2
     for number, files in found.values():
         assert files <= number
         assert 1 < number < 10 if is_early else number == 1

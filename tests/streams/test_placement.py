@@ -10,7 +10,7 @@ from cairn.runtime.driver.routing import slots
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 7, 200])
+@pytest.mark.parametrize("parallelism", [1, 2, 7, 40])
 def test_spark_sends_each_slot_to_its_own_partition(spark: SparkSession, parallelism: int) -> None:
     found = slots(parallelism)
     placed = (

@@ -68,13 +68,11 @@ def restored(settings: Settings, url: str, tmp_path: Path, **changes: object) ->
     return replace(settings, **facts)
 
 
-@pytest.mark.parametrize("parallelism", [2, 5])
 def test_a_new_job_at_another_parallelism_goes_on_from_a_savepoint_without_its_source(
     spark: SparkSession,
     stream: MakeStream,
     tmp_path: Path,
     empty_database_url: str,
-    parallelism: int,
 ) -> None:
     settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 s"})
     run(spark, settings)
@@ -88,7 +86,7 @@ def test_a_new_job_at_another_parallelism_goes_on_from_a_savepoint_without_its_s
         tmp_path,
         source=without(settings, batch + 1, tmp_path / "rest"),
         metastore=empty_database_url,
-        parallelism=parallelism,
+        parallelism=5,
     )
     remembered(spark, again)  # a plan that is only built copies, and the next one does not
     shutil.rmtree(tmp_path / "storage")

@@ -59,44 +59,22 @@ def test_state_is_right_after_every_batch(spark: SparkSession, stream: MakeStrea
     assert states == {batch: expected_state(batch + 1) for batch in range(5)}
 
 
-def test_restart_with_local_state_and_without_goes_on_from_the_parent(
+def test_restarts_with_other_parallelisms_and_machines_keep_the_state_and_cleanup_the_rest(
     spark: SparkSession, stream: MakeStream, tmp_path: Path
 ) -> None:
-    settings = stream(3, options={"cairn.changelog.periodic-materialize.interval": "1 s"})
+    """The first run has no base; when the first machine is back, its state is a run old."""
+    elsewhere, settings = str(tmp_path / "another-machine"), stream(2)
     run(spark, settings)
-    write_source(Path(settings.source), 5)
-    run(spark, settings)
-    assert newest_state(settings.metastore) == expected_state(5)
-    write_source(Path(settings.source), 7)
-    run(spark, replace(settings, local_dir=str(tmp_path / "another-machine")))
-    assert newest_state(settings.metastore) == expected_state(7)
-    write_source(Path(settings.source), 9)
-    run(spark, settings)  # the first machine's state is two batches old by now
-    assert newest_state(settings.metastore) == expected_state(9)
-
-
-@pytest.mark.parametrize("interval", ["1 s", "10 min"])
-def test_restart_with_another_parallelism_keeps_the_state(
-    spark: SparkSession, stream: MakeStream, interval: str
-) -> None:
-    options = {"cairn.changelog.periodic-materialize.interval": interval}
-    settings = stream(3, options=options)
-    for files, parallelism in ((3, 3), (5, 5), (7, 2), (9, 3)):
+    always = {"cairn.changelog.periodic-materialize.interval": "1 ms"}
+    settings = replace(settings, options=always)
+    for files, parallelism, local_dir in (
+        (4, 5, settings.local_dir),
+        (6, 2, elsewhere),
+        (9, 3, settings.local_dir),
+    ):
         write_source(Path(settings.source), files)
-        run(spark, replace(settings, parallelism=parallelism))
+        run(spark, replace(settings, parallelism=parallelism, local_dir=local_dir))
         assert newest_state(settings.metastore) == expected_state(files)
-    cleanup_job(Catalog(settings.metastore), "small")
-    for checkpoint, batch in retained(settings.metastore, "small").items():
-        assert read_state(settings.metastore, "small", checkpoint) == expected_state(batch + 1)
-
-
-def test_materialization_releases_the_changelog_and_cleanup_deletes_it(
-    spark: SparkSession, stream: MakeStream
-) -> None:
-    settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 s"})
-    run(spark, settings)
-    write_source(Path(settings.source), 10)
-    run(spark, settings)
     report = cleanup_job(Catalog(settings.metastore), "small")
     assert report.deleted_files > 0
     assert report.failed_deletes == 0
@@ -108,7 +86,7 @@ def test_materialization_releases_the_changelog_and_cleanup_deletes_it(
             )
         )
     assert stored == known
-    assert sorted(retained(settings.metastore, "small").values()) == [6, 7, 8, 9]
+    assert sorted(retained(settings.metastore, "small").values()) == [5, 6, 7, 8]
     for checkpoint, batch in retained(settings.metastore, "small").items():
         assert read_state(settings.metastore, "small", checkpoint) == expected_state(batch + 1)
 
@@ -305,13 +283,13 @@ def test_a_corrupt_segment_is_named_and_no_state_is_lost(
 def test_a_metastore_away_during_a_batch_is_waited_for(
     spark: SparkSession, stream: MakeStream, metastore_url: str
 ) -> None:
-    settings = stream(8, options={"cairn.metastore.timeout": "60 s"})
+    settings = stream(6, options={"cairn.metastore.timeout": "60 s"})
     query = start(remembered(spark, settings), settings)
     wait_for_batch(metastore_url, 2)
-    with closed_to_connections(metastore_url, 20):
+    with closed_to_connections(metastore_url, 3):
         pass
     query.awaitTermination()
-    assert newest_state(metastore_url) == expected_state(8)
+    assert newest_state(metastore_url) == expected_state(6)
 
 
 def test_a_metastore_away_for_good_is_a_clear_error_and_no_state_is_lost(

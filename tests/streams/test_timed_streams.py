@@ -66,7 +66,7 @@ def assert_events(settings: Settings, files: int) -> None:
 def test_timers_by_event_time_fire_once_over_restarts_with_other_parallelisms(
     spark: SparkSession, events: Settings, tmp_path: Path
 ) -> None:
-    for files, parallelism in ((6, 8), (8, 3), (10, 1), (12, 5)):
+    for files, parallelism in ((6, 8), (8, 3), (11, 5)):
         write_source(Path(events.source), files)
         run(spark, replace(events, parallelism=parallelism))
         assert_events(events, files)
@@ -76,7 +76,7 @@ def test_timers_and_ttl_by_processing_time_outlive_restarts(
     spark: SparkSession, events: Settings
 ) -> None:
     settings = replace(events, job=CLOCK)
-    for files, parallelism in ((6, 8), (8, 3), (14, 5)):
+    for files, parallelism in ((4, 8), (6, 3), (10, 5)):
         write_source(Path(settings.source), files)
         run(spark, replace(settings, parallelism=parallelism))
         times = times_of_batches(settings.metastore, CLOCK)
