@@ -110,6 +110,12 @@ def shared_metastore_url(postgres: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def other_url(postgres: str) -> Iterator[str]:
+    """The URL of one more fresh, migrated metastore."""
+    yield from _database(postgres, template="cairn")
+
+
+@pytest.fixture
 def empty_database_url(postgres: str) -> Iterator[str]:
     """The URL of a fresh database without a schema."""
     yield from _database(postgres, template="template1")

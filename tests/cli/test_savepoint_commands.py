@@ -10,8 +10,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from cairn.catalog.catalog import Catalog
-from cairn.catalog.migrate import migrate
 from cairn.cli import main
 from tests.cli.conftest import Outcome
 from tests.cli.stateful_job import StatefulJob, put_count
@@ -105,37 +103,35 @@ def rebuild(url: str, job: StatefulJob, *more: str) -> list[str]:
 
 
 def test_a_metastore_is_rebuilt_from_storage(
-    cairn: Cairn, clicks: StatefulJob, empty_database_url: str, capfd: Any
+    cairn: Cairn, clicks: StatefulJob, other_url: str, capfd: Any
 ) -> None:
     cairn("savepoint", "clicks")
-    migrate(Catalog(empty_database_url))
     for more in (["--dry-run"], []):
-        [back] = cairn(*rebuild(empty_database_url, clicks, "--json", *more)).json
+        [back] = cairn(*rebuild(other_url, clicks, "--json", *more)).json
         assert (back["job"], back["checkpoints"], back["batch_id"]) == ("clicks", 1, 3)
     assert back["unknown_files"] == 1, "the changelog of checkpoint 5"
-    known = ["--metastore", empty_database_url, "--json"]
+    known = ["--metastore", other_url, "--json"]
     [entry] = cairn("state", "clicks", *known).json
     assert entry["value"] == {"n": 3}
     [listed] = cairn("pins", "clicks", *known).json
     assert (listed["checkpoint_id"], listed["name"]) == (4, "rebuilt")
-    again = cairn(*rebuild(empty_database_url, clicks))
+    again = cairn(*rebuild(other_url, clicks))
     assert again.code == 4
     assert "the metastore has a job 'clicks'" in again.err
 
 
 def test_what_cannot_be_rebuilt_is_told_by_file(
-    cairn: Cairn, clicks: StatefulJob, empty_database_url: str
+    cairn: Cairn, clicks: StatefulJob, other_url: str
 ) -> None:
-    migrate(Catalog(empty_database_url))
-    none = cairn(*rebuild(empty_database_url, clicks))
+    none = cairn(*rebuild(other_url, clicks))
     assert none.code == 2
     assert f"not used: {clicks.job_id}: no manifest" in none.err
     cairn("savepoint", "clicks")
     cairn("pin", "clicks", "2")
     [damaged] = root(clicks).glob("*/chk-2/_metadata")
     damaged.write_bytes(b"x")
-    outcome = cairn(*rebuild(empty_database_url, clicks))
+    outcome = cairn(*rebuild(other_url, clicks))
     assert outcome.code == 5
     assert "chk-2/_metadata: the object is not a manifest" in outcome.err
     shutil.rmtree(root(clicks))
-    assert main(rebuild(empty_database_url, clicks)) == 3
+    assert main(rebuild(other_url, clicks)) == 3

@@ -11,10 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.runs import register_run
-from cairn.catalog.migrate import migrate
 from cairn.errors import (
     BadInputError,
     CairnError,
@@ -44,12 +42,11 @@ def source(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Query:
 
 
 @pytest.fixture
-def target(empty_database_url: str, tmp_path: Path) -> Query:
+def target(other_url: str, tmp_path: Path) -> Query:
     """A query of another job, with a metastore and a storage of its own, not started."""
-    migrate(Catalog(empty_database_url))
     (tmp_path / "target").mkdir()
     storage = (tmp_path / "target").as_uri()
-    return Query(empty_database_url, storage, str(tmp_path / "local-2"), job="again")
+    return Query(other_url, storage, str(tmp_path / "local-2"), job="again")
 
 
 def build(query: Query, url: str, parallelism: int = 3, **changes: Any) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.migrate import migrate
 from cairn.errors import CorruptSegmentError
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
@@ -71,12 +70,6 @@ def source(metastore_url: str, tmp_storage: str, tmp_path: Path, notes: Notes) -
     return query
 
 
-@pytest.fixture
-def empty_url(empty_database_url: str) -> str:
-    migrate(Catalog(empty_database_url))
-    return empty_database_url
-
-
 def assert_taken_over(started: Subtasks, saved: Subtasks) -> None:
     assert together(started, SPLIT_ID) == together(saved, SPLIT_ID)
     union = together(saved, UNION_ID)
@@ -85,11 +78,11 @@ def assert_taken_over(started: Subtasks, saved: Subtasks) -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
 def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
-    source: Query, empty_url: str, tmp_path: Path, notes: Notes, parallelism: int
+    source: Query, other_url: str, tmp_path: Path, notes: Notes, parallelism: int
 ) -> None:
     saved, origin = notes.after, source.origin(2)
     (tmp_path / "target").mkdir()
-    target = Query(empty_url, (tmp_path / "target").as_uri(), str(tmp_path / "local-2"), "again")
+    target = Query(other_url, (tmp_path / "target").as_uri(), str(tmp_path / "local-2"), "again")
     target.start(parallelism, states=BOTH, origin=origin.manifest)
     restore(
         target.catalog,
@@ -117,11 +110,11 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
 
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_a_query_goes_on_with_its_lists_after_the_metastore_was_rebuilt(
-    source: Query, empty_url: str, notes: Notes, parallelism: int
+    source: Query, other_url: str, notes: Notes, parallelism: int
 ) -> None:
     saved = notes.after
-    rebuild(Catalog(empty_url), source.storage)
-    query = Query(empty_url, source.storage, source.local_dir, interval=1)
+    rebuild(Catalog(other_url), source.storage)
+    query = Query(other_url, source.storage, source.local_dir, interval=1)
     query.start(parallelism, states=BOTH)
     assert stored_lists(query.plan, 2) == saved
     assert together(stored_lists(query.plan, 1), SPLIT_ID) == [b"0-0", b"0-1"]

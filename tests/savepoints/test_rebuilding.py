@@ -40,12 +40,6 @@ def lost(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Query:
     return query
 
 
-@pytest.fixture
-def empty_url(empty_database_url: str) -> str:
-    migrate(Catalog(empty_database_url))
-    return empty_database_url
-
-
 def rebuilt(lost: Query, url: str) -> Query:
     """Returns the query with a metastore rebuilt at `url`; its executors have their local state."""
     rebuild(Catalog(url), lost.storage)
@@ -53,42 +47,42 @@ def rebuilt(lost: Query, url: str) -> Query:
 
 
 def test_every_checkpoint_with_a_manifest_comes_back_with_its_state(
-    lost: Query, empty_url: str
+    lost: Query, other_url: str
 ) -> None:
-    report = rebuild(Catalog(empty_url), lost.storage)
+    report = rebuild(Catalog(other_url), lost.storage)
     [job] = report.jobs
     assert (job.job, job.checkpoints, job.newest_checkpoint, job.batch_id) == ("words", 6, 6, 5)
     assert (job.query_id, report.problems) == (QUERY, ())
-    back = moved(lost, empty_url)
+    back = moved(lost, other_url)
     for checkpoint_id in range(1, 7):
         assert back.state(checkpoint_id) == remembered(checkpoint_id)
     names = back.sql("SELECT checkpoint_id, name FROM cairn.v_pins ORDER BY 1")
     assert names == [(n, "rebuilt") for n in range(1, 7)]
 
 
-def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, empty_url: str) -> None:
+def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, other_url: str) -> None:
     lost.sql("UPDATE cairn.segments SET status = 'DEAD' WHERE first_checkpoint > 6")
     before = lost.sql(LIVE)
-    rebuild(Catalog(empty_url), lost.storage)
-    assert moved(lost, empty_url).sql(LIVE) == before
+    rebuild(Catalog(other_url), lost.storage)
+    assert moved(lost, other_url).sql(LIVE) == before
 
 
 @pytest.mark.parametrize("parallelism", [3, 2])
 @pytest.mark.parametrize("has_local_state", [True, False])
 def test_the_query_goes_on_with_the_batch_after_the_newest_manifest(
-    lost: Query, empty_url: str, parallelism: int, has_local_state: bool
+    lost: Query, other_url: str, parallelism: int, has_local_state: bool
 ) -> None:
     if not has_local_state:
         shutil.rmtree(lost.local_dir)
-    query = rebuilt(lost, empty_url).start(parallelism)
+    query = rebuilt(lost, other_url).start(parallelism)
     assert query.run.has_state
     last = [query.batch(batch_id, materializes=[0]) for batch_id in range(6, 10)][-1]
     assert query.state(last) == remembered(10)
-    cleanup_job(Catalog(empty_url), "words")
+    cleanup_job(Catalog(other_url), "words")
     assert query.state(last) == remembered(10)
     assert query.state(3) == remembered(3), "it is pinned"
     query.sql("UPDATE cairn.pins SET removed_at = now()")
-    cleanup_job(Catalog(empty_url), "words")
+    cleanup_job(Catalog(other_url), "words")
     assert query.state(last) == remembered(10)
     [(open_checkpoints,)] = query.sql(
         "SELECT count(*) FROM cairn.checkpoints WHERE status IN ('CONFIRMED', 'COMPLETED')"
@@ -97,9 +91,9 @@ def test_the_query_goes_on_with_the_batch_after_the_newest_manifest(
 
 
 def test_a_query_that_spark_has_taken_further_is_told_where_to_roll_back(
-    lost: Query, empty_url: str
+    lost: Query, other_url: str
 ) -> None:
-    query = rebuilt(lost, empty_url).start(3)
+    query = rebuilt(lost, other_url).start(3)
     with pytest.raises(
         RefusedError,
         match=r"begins batch 8.*newest is of batch 5.*above 5 in .*commits and above 6 in its "
@@ -109,135 +103,135 @@ def test_a_query_that_spark_has_taken_further_is_told_where_to_roll_back(
     query.batch(6)
 
 
-def test_ids_and_epochs_are_never_given_again(lost: Query, empty_url: str) -> None:
-    query = rebuilt(lost, empty_url).start(3)
+def test_ids_and_epochs_are_never_given_again(lost: Query, other_url: str) -> None:
+    query = rebuilt(lost, other_url).start(3)
     first = query.batch(6)
     assert first >= 6 + 1_000_000
     assert query.plan.epoch > 1_000_000_000, "seconds since 1970"
 
 
 def test_whoever_still_runs_on_the_lost_metastores_epochs_is_fenced(
-    lost: Query, empty_url: str
+    lost: Query, other_url: str
 ) -> None:
-    zombie = replace(lost.plan, catalog=Catalog(empty_url), epoch=999)
-    query = rebuilt(lost, empty_url)
+    zombie = replace(lost.plan, catalog=Catalog(other_url), epoch=999)
+    query = rebuilt(lost, other_url)
     query.plan = zombie
     with pytest.raises(FencedError, match="run 999 was replaced by run"):
         query.batch(6)
-    query.plan = replace(lost.plan, catalog=Catalog(empty_url))
+    query.plan = replace(lost.plan, catalog=Catalog(other_url))
     begun = TaskManager(query.plan, EXECUTOR).begin(query.plan.batch(QUERY, 6))
     with pytest.raises(FencedError, match="was replaced by run"):
         query.task(6, 0).run()
     assert begun.checkpoint_id == 7, "as it was begun before the loss"
 
 
-def test_epochs_that_only_a_task_managers_path_tells_of_count(lost: Query, empty_url: str) -> None:
+def test_epochs_that_only_a_task_managers_path_tells_of_count(lost: Query, other_url: str) -> None:
     path = f"{lost.plan.job_id}/taskmanager-owned/4000000000-abc/x.seg"
     lost.store.put(path, [b"x"])
-    query = rebuilt(lost, empty_url).start(3)
+    query = rebuilt(lost, other_url).start(3)
     assert query.plan.epoch == 4_000_000_002
 
 
 def test_a_manifest_whose_bytes_are_gone_or_damaged_is_not_used(
-    lost: Query, empty_url: str
+    lost: Query, other_url: str
 ) -> None:
     newest = lost.origin(6).manifest
     only = {f.path for f in newest.files} - {f.path for f in lost.origin(5).manifest.files}
     (lost.root.parent / min(only)).unlink()
     (lost.root / "chk-2" / "_metadata").write_bytes(b"x")
-    report = rebuild(Catalog(empty_url), lost.storage)
+    report = rebuild(Catalog(other_url), lost.storage)
     assert [job.newest_checkpoint for job in report.jobs] == [5]
     assert "chk-2/_metadata: the object is not a manifest" in report.problems[0]
     assert f"its file {min(only)} is missing" in report.problems[1]
-    back = moved(lost, empty_url)
+    back = moved(lost, other_url)
     assert back.state(5) == remembered(5)
-    query = unstarted(lost, empty_url).start(3)
+    query = unstarted(lost, other_url).start(3)
     assert query.batch(5) >= 1_000_006, "chk-6 is there, so 6 is not given again"
     query.batch(6)
     assert query.state(query.batch(7)) == remembered(8)
 
 
 def test_a_checkpoint_that_the_query_was_rolled_back_behind_does_not_come_back(
-    lost: Query, empty_url: str
+    lost: Query, other_url: str
 ) -> None:
     newest = lost.root / "chk-6" / "_metadata"
     whole = newest.read_bytes()
     newest.write_bytes(b"x")
-    query = rebuilt(lost, empty_url).start(3)
+    query = rebuilt(lost, other_url).start(3)
     query.batch(5)
     second = query.batch(6)
     newest.write_bytes(whole)
-    with Catalog(empty_url).begin() as connection:
+    with Catalog(other_url).begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA cairn CASCADE")
-    migrate(Catalog(empty_url))
-    report = rebuild(Catalog(empty_url), lost.storage)
+    migrate(Catalog(other_url))
+    report = rebuild(Catalog(other_url), lost.storage)
     [job] = report.jobs
     assert (job.newest_checkpoint, job.batch_id) == (second - 1, 5)
     assert report.problems == (
         f"{lost.plan.job_id}/chk-6/_metadata: the query was rolled back behind its batch 5",
     )
-    query = unstarted(lost, empty_url).start(2)
+    query = unstarted(lost, other_url).start(2)
     assert query.state(query.batch(6)) == remembered(7)
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(lost: Query, empty_url: str) -> None:
-    told = rebuild(Catalog(empty_url), lost.storage, dry_run=True)
-    assert moved(lost, empty_url).sql("SELECT FROM cairn.jobs") == []
-    assert rebuild(Catalog(empty_url), lost.storage) == told
+def test_a_dry_run_tells_the_same_and_changes_nothing(lost: Query, other_url: str) -> None:
+    told = rebuild(Catalog(other_url), lost.storage, dry_run=True)
+    assert moved(lost, other_url).sql("SELECT FROM cairn.jobs") == []
+    assert rebuild(Catalog(other_url), lost.storage) == told
 
 
-def test_a_metastore_that_has_the_job_is_refused_and_kept(lost: Query, empty_url: str) -> None:
+def test_a_metastore_that_has_the_job_is_refused_and_kept(lost: Query, other_url: str) -> None:
     before = lost.sql("SELECT * FROM cairn.jobs")
     with pytest.raises(RefusedError, match="has a job 'words', with the root words-"):
         rebuild(lost.catalog, lost.storage)
     assert lost.sql("SELECT * FROM cairn.jobs") == before
-    rebuild(Catalog(empty_url), lost.storage)
+    rebuild(Catalog(other_url), lost.storage)
     with pytest.raises(RefusedError, match="has a job 'words'"):
-        rebuild(Catalog(empty_url), lost.storage)
+        rebuild(Catalog(other_url), lost.storage)
 
 
-def test_all_jobs_of_a_storage_come_back_or_none(lost: Query, empty_url: str) -> None:
+def test_all_jobs_of_a_storage_come_back_or_none(lost: Query, other_url: str) -> None:
     other = Query(lost.url, lost.storage, lost.local_dir, job="other", interval=1).start()
     for batch_id in range(2):
         other.batch(batch_id)
-    report = rebuild(Catalog(empty_url), lost.storage)
+    report = rebuild(Catalog(other_url), lost.storage)
     assert [job.job for job in report.jobs] == ["other", "words"]
-    [(jobs,)] = moved(lost, empty_url).sql("SELECT count(*) FROM cairn.jobs")
+    [(jobs,)] = moved(lost, other_url).sql("SELECT count(*) FROM cairn.jobs")
     assert jobs == 2
 
 
-def test_two_roots_of_one_name_are_refused(lost: Query, empty_url: str, tmp_path: Path) -> None:
-    other = unstarted(lost, empty_url).start()
+def test_two_roots_of_one_name_are_refused(lost: Query, other_url: str, tmp_path: Path) -> None:
+    other = unstarted(lost, other_url).start()
     for batch_id in range(2):
         other.batch(batch_id)
     with pytest.raises(RefusedError, match=r"both of a job of this name.* \[job words\]"):
-        rebuild(Catalog(empty_url), lost.storage)
+        rebuild(Catalog(other_url), lost.storage)
 
 
-def test_a_storage_that_is_not_there_is_not_an_empty_one(lost: Query, empty_url: str) -> None:
+def test_a_storage_that_is_not_there_is_not_an_empty_one(lost: Query, other_url: str) -> None:
     shutil.rmtree(lost.root.parent)
     with pytest.raises(StorageError, match="mount the disk"):
-        rebuild(Catalog(empty_url), lost.storage)
+        rebuild(Catalog(other_url), lost.storage)
 
 
-def test_a_storage_without_manifests_says_what_it_has(lost: Query, empty_url: str) -> None:
+def test_a_storage_without_manifests_says_what_it_has(lost: Query, other_url: str) -> None:
     for path in lost.root.glob("chk-*"):
         shutil.rmtree(path)
-    assert rebuild(Catalog(empty_url), lost.storage) == RebuildReport(
+    assert rebuild(Catalog(other_url), lost.storage) == RebuildReport(
         (), (f"{lost.plan.job_id}: no manifest from which it could be rebuilt",)
     )
 
 
-def test_the_role_cairn_writer_may_rebuild(lost: Query, empty_url: str) -> None:
-    writer = make_url(empty_url).update_query_dict({"options": "-c role=cairn_writer"})
+def test_the_role_cairn_writer_may_rebuild(lost: Query, other_url: str) -> None:
+    writer = make_url(other_url).update_query_dict({"options": "-c role=cairn_writer"})
     report = rebuild(Catalog(writer.render_as_string(hide_password=False)), lost.storage)
     assert [job.checkpoints for job in report.jobs] == [6]
 
 
-def test_progress_counts_the_manifests(lost: Query, empty_url: str) -> None:
+def test_progress_counts_the_manifests(lost: Query, other_url: str) -> None:
     seen: list[tuple[int, int]] = []
     rebuild(
-        Catalog(empty_url),
+        Catalog(other_url),
         lost.storage,
         dry_run=True,
         progress=lambda done, total: seen.append((done, total)),

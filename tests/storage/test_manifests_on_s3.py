@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.migrate import migrate
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
 from cairn.savepoints.start_from_manifest import restore
@@ -15,7 +14,7 @@ from tests.savepoints.jobs import Query
 
 
 def test_a_job_is_restored_and_a_metastore_rebuilt_from_s3(
-    s3_url: str, metastore_url: str, empty_database_url: str, tmp_path: Path
+    s3_url: str, metastore_url: str, other_url: str, tmp_path: Path
 ) -> None:
     source = Query(metastore_url, s3_url, str(tmp_path / "local"), interval=1).start()
     for batch_id in range(4):
@@ -36,10 +35,9 @@ def test_a_job_is_restored_and_a_metastore_rebuilt_from_s3(
     )
     assert again.state(again.batch(0, write=remember(3))) == remembered(4)
 
-    migrate(Catalog(empty_database_url))
-    [back] = rebuild(Catalog(empty_database_url), s3_url).jobs
+    [back] = rebuild(Catalog(other_url), s3_url).jobs
     assert (back.job, back.newest_checkpoint) == ("words", 3), "the other has no manifest"
-    lost = dataclasses.replace(source.plan, catalog=Catalog(empty_database_url))
+    lost = dataclasses.replace(source.plan, catalog=Catalog(other_url))
     source.plan = lost
     assert source.state(3) == remembered(3)
     assert source.state(2) == remembered(2)

@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cairn.catalog.catalog import Catalog, dispose_engines
-from cairn.catalog.migrate import migrate
 from cairn.errors import BadInputError
 from cairn.layout import manifest_file
 from cairn.savepoints.rebuild import rebuild
@@ -72,20 +71,19 @@ def test_a_new_job_at_another_parallelism_goes_on_from_a_savepoint_without_its_s
     spark: SparkSession,
     stream: MakeStream,
     tmp_path: Path,
-    empty_database_url: str,
+    other_url: str,
 ) -> None:
     settings = stream(5, options={"cairn.changelog.periodic-materialize.interval": "1 s"})
     run(spark, settings)
     url, batch = savepoint(settings)
     assert batch == 3, "batch 4 is not confirmed"
     write_source(Path(settings.source), 8)
-    migrate(Catalog(empty_database_url))
     again = restored(
         settings,
         url,
         tmp_path,
         source=without(settings, batch + 1, tmp_path / "rest"),
-        metastore=empty_database_url,
+        metastore=other_url,
         parallelism=5,
     )
     remembered(spark, again)  # a plan that is only built copies, and the next one does not
@@ -117,14 +115,13 @@ def lose(settings: Settings, url: str) -> Settings:
 
     Catalog(settings.metastore).run("losing the metastore", drop)
     dispose_engines()
-    migrate(Catalog(url))
     report = rebuild(Catalog(url), settings.storage)
     assert (len(report.jobs), report.problems) == (1, ())
     return replace(settings, metastore=url)
 
 
 def test_a_query_goes_on_exactly_once_with_a_rebuilt_metastore(
-    spark: SparkSession, stream: MakeStream, empty_database_url: str
+    spark: SparkSession, stream: MakeStream, other_url: str
 ) -> None:
     settings = stream(5, options={"cairn.manifest-interval": "1"})
 
@@ -136,18 +133,18 @@ def test_a_query_goes_on_exactly_once_with_a_rebuilt_metastore(
     with pytest.raises(Exception, match="the sink failed"):
         run(spark, settings, each=fail)
     write_source(Path(settings.source), 7)
-    after = lose(settings, empty_database_url)
+    after = lose(settings, other_url)
     run(spark, after)
     assert newest_state(after.metastore) == expected_state(7)
 
 
 def test_a_query_that_is_ahead_is_refused_until_it_is_rolled_back_as_told(
-    spark: SparkSession, stream: MakeStream, empty_database_url: str
+    spark: SparkSession, stream: MakeStream, other_url: str
 ) -> None:
     settings = stream(5, options={"cairn.manifest-interval": "2"})
     run(spark, settings)
     write_source(Path(settings.source), 6)
-    after = lose(settings, empty_database_url)
+    after = lose(settings, other_url)
     told = (
         r"no checkpoint of batch 4; the newest is of batch 3.*above 3 in .*above 4 in its offsets"
     )
@@ -164,7 +161,7 @@ def test_a_query_that_is_ahead_is_refused_until_it_is_rolled_back_as_told(
 
 
 def test_timers_and_watermark_go_on_from_the_savepoint(
-    spark: SparkSession, stream: MakeStream, tmp_path: Path, empty_database_url: str
+    spark: SparkSession, stream: MakeStream, tmp_path: Path, other_url: str
 ) -> None:
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     source = timed_streams.write_source(tmp_path / "timed", 6)
@@ -172,14 +169,13 @@ def test_timers_and_watermark_go_on_from_the_savepoint(
     start(stream_of(spark, settings), settings).awaitTermination()
     url, batch = savepoint(settings)
     timed_streams.write_source(Path(source), 12)
-    migrate(Catalog(empty_database_url))
     again = restored(
         settings,
         url,
         tmp_path,
         job=EVENTS,
         source=without(settings, batch + 1, tmp_path / "rest"),
-        metastore=empty_database_url,
+        metastore=other_url,
         parallelism=4,
     )
     start(stream_of(spark, again), again).awaitTermination()

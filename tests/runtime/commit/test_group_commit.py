@@ -20,7 +20,6 @@ import pytest
 from sqlalchemy import text
 
 from cairn.errors import FencedError, StorageError
-from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.commit_files import Request
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -175,14 +174,7 @@ def test_the_others_finish_when_the_holder_is_killed(
         assert time.monotonic() - began < 5, "they waited for the dead"
     task(without_delay(plan), 0, attempt=2).run()  # as Spark runs it again
     assert_complete(plan)
-
-    newer = new_run(plan.catalog.url, plan.storage, plan.settings.local_dir, parallelism=SUBTASKS)
-    for batch_id in (1, 2, 3):
-        for subtask in range(SUBTASKS):
-            task(newer, subtask, batch_id=batch_id).run()
-    cleanup_job(plan.catalog, plan.job)
     assert_nothing_unknown(plan)
-    assert read_back(newer, 4) == remembered(4)
 
 
 def test_a_task_whose_request_another_committed_does_nothing_more(plan: RunContext) -> None:
