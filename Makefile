@@ -59,7 +59,7 @@ lock: $(READY) ## Resolve the dependencies again into requirements/
 	grep -A 9999 '^uv==' requirements/lock.txt | awk 'NR > 1 && /^[a-z]/ {exit} !/# via/' > requirements/uv.txt
 
 clean: ## Remove what was built; .venv too
-	rm -rf build .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info
 
 $(READY): requirements/lock.txt requirements/uv.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

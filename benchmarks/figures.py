@@ -1,4 +1,4 @@
-"""What the measurements come to: medians with their spread, ratios, and whether targets are met."""
+"""Figures of the measurements: medians with their spread, ratios, and whether targets are met."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A comparison and what it should come to: at least `bound`, or at most."""
+    """A comparison and its target: at least `bound`, or at most."""
 
     workload: str
     what: str

@@ -1,4 +1,4 @@
-"""What the restore benchmark's measurements come to: table, JSON and plot."""
+"""The restore benchmark's figures: table, JSON and plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the restore benchmark, and the state that they come to, without any of Cairn's code.
+"""The rows of the restore benchmark, and the state that they lead to, without any of Cairn's code.
 
 A key is text of 12 bytes, its state a long and a payload of random bytes, which no compression
 makes smaller. What counts as the state's bytes is what a user's processor holds: the key's text, 8

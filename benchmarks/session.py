@@ -44,7 +44,7 @@ def spark_session(log: Path) -> Iterator[SparkSession]:
     """Gives a session with Python workers of its own; Java is the same for all of a process.
 
     Args:
-        log: what Java and the workers print goes here.
+        log: the output of Java and the workers is written here.
     """
     environment.prepare()
     os.environ["PYTHONPATH"] = str(ROOT)  # workers import the processors by name

@@ -37,7 +37,7 @@ class Place:
 
 
 class FileKind(Enum):
-    """What a state file is for: a batch's changes, or one of those that come by the clock."""
+    """What a state file is for: a batch's changes, or one of those written by the clock."""
 
     CHANGE = auto()
     SNAPSHOT = auto()
@@ -54,7 +54,7 @@ def kind_of(path: Path) -> FileKind:
 
 
 class Stream:
-    """One engine's stream, which goes on from its checkpoint whenever it is fed."""
+    """One engine's stream, which continues from its checkpoint whenever it is fed."""
 
     def __init__(self, workload: Workload, engine: Engine, place: Place) -> None:
         self.engine = engine

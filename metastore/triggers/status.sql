@@ -5,7 +5,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'CA001', MESSAGE =
         TG_TABLE_NAME || ': status '
         || CASE WHEN TG_OP = 'INSERT' THEN 'of a new row cannot be ' || NEW.status
-           ELSE 'cannot go from ' || OLD.status || ' to ' || NEW.status END
+           ELSE 'cannot change from ' || OLD.status || ' to ' || NEW.status END
         || ' [' || cairn.about(to_jsonb(NEW)) || ']';
 END $$;
 
