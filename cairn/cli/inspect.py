@@ -54,7 +54,7 @@ _STATE_COLUMNS = {
 Entry = tuple[EntryKey, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
     """A state variable and how to read its bytes. `map_key` is None unless it is a map."""
 
@@ -65,7 +65,7 @@ class Variable:
     has_ttl: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
     """All that is needed to read a checkpoint. `variables` is by state id.
 
@@ -272,7 +272,9 @@ def _variable(row: Row[Any]) -> Variable:
         map_key = TupleCodec(row.user_key_schema, name=f"map key of state {row.name}")
     # The layout reads values from before a change of the schema, too.
     value = TupleCodec(row.value_schema, name=f"state {row.name}")
-    return Variable(row.name, StateKind(row.kind), value, map_key, row.has_ttl)
+    return Variable(
+        name=row.name, kind=StateKind(row.kind), value=value, map_key=map_key, has_ttl=row.has_ttl
+    )
 
 
 def _wanted_key(given: str | None, content: CheckpointContent) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ ACTION = "subsumption"
 """What its maintenance runs are called."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupReport:
     """What a cleanup changed; of a dry run, what one would change now.
 

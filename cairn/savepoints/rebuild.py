@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 """Told how many manifests have been read, of how many."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """What was recovered of one job. The query continues with the batch after `batch_id`.
 

@@ -189,7 +189,16 @@ class StatefulJob:
                 )
                 segments = (segment,)
             rows = len(of_subtask) + late_rows
-            ack = Ack(subtask, str(uuid4()), 1, rows, 0, segments, late_rows, max_event_ms)
+            ack = Ack(
+                subtask=subtask,
+                attempt_id=str(uuid4()),
+                task_attempt=1,
+                input_rows=rows,
+                restore_ms=0,
+                segments=segments,
+                late_rows=late_rows,
+                max_event_ms=max_event_ms,
+            )
             self._acknowledge(ref, checkpoint_id, ack, file)
         self.batches += 1
         return checkpoint_id
@@ -201,7 +210,13 @@ class StatefulJob:
         self._run(lambda c: install(c, ref, subtask, [written]))
 
     def _begin(self, batch_id: int) -> BatchRef:
-        return BatchRef(self.name, self.job_id, self.epoch, self._query_id, batch_id)
+        return BatchRef(
+            job=self.name,
+            job_id=self.job_id,
+            epoch=self.epoch,
+            query_id=self._query_id,
+            batch_id=batch_id,
+        )
 
     def _acknowledge(
         self, ref: BatchRef, checkpoint_id: int, ack: Ack, file: WrittenFile | None
@@ -221,7 +236,7 @@ class StatefulJob:
         data = encode(Changes(*columns), metadata={})
         file_id = str(uuid4())
         path = task_manager_file(self.job_id, "tm", file_id)
-        file = IntendedFile(file_id, path, Scope.TASK_MANAGER)
+        file = IntendedFile(file_id=file_id, path=path, scope=Scope.TASK_MANAGER)
         self._run(lambda c: intend_files(c, ref, [file]))
         open_store(self.storage).put(path, [data])
         spec = SegmentSpec.of(

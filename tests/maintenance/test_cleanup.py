@@ -89,7 +89,16 @@ def test_a_second_cleanup_changes_nothing(job: SyntheticJob) -> None:
     cleanup_job(job.catalog, job.name)
     before = dump(job.url)
     again = cleanup_job(job.catalog, job.name)
-    assert again == CleanupReport(job.name, False, 0, 0, 0, 0, 0, 0)
+    assert again == CleanupReport(
+        job=job.name,
+        dry_run=False,
+        subsumed_checkpoints=0,
+        dead_segments=0,
+        condemned_files=0,
+        deleted_files=0,
+        freed_bytes=0,
+        failed_deletes=0,
+    )
     assert dump(job.url) == before
 
 

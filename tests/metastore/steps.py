@@ -79,7 +79,9 @@ class Steps:
         return run.epoch
 
     def ref(self, epoch: int, batch_id: int, query_id: str = "q") -> BatchRef:
-        return BatchRef(self.name, self.job_id, epoch, query_id, batch_id)
+        return BatchRef(
+            job=self.name, job_id=self.job_id, epoch=epoch, query_id=query_id, batch_id=batch_id
+        )
 
     def begin(self, batch: BatchRef) -> BatchStart:
         return self.run(lambda c: begin_batch(c, batch))
@@ -93,11 +95,11 @@ class Steps:
         """Records the intent of a file of one segment's size: a changelog's or a base's."""
         file = WrittenFile(str(uuid4()), SIZE_BYTES)
         intended = IntendedFile(
-            file.file_id,
-            self.path(file),
-            scope,
-            batch.batch_id if scope is Scope.TASK_MANAGER else None,
-            retry_of.file_id if retry_of else None,
+            file_id=file.file_id,
+            path=self.path(file),
+            scope=scope,
+            batch_id=batch.batch_id if scope is Scope.TASK_MANAGER else None,
+            retry_of=retry_of.file_id if retry_of else None,
         )
         self.run(lambda c: intend_files(c, batch, [intended], [self.directory]))
         return file
@@ -138,7 +140,14 @@ class Steps:
             self.changelog(batch.epoch, checkpoint_id, subtask, 0),
             self.lists(batch.epoch, checkpoint_id, subtask, SIZE_BYTES),
         )
-        ack = Ack(subtask, str(uuid4()), task_attempt, 10, 5, segments)
+        ack = Ack(
+            subtask=subtask,
+            attempt_id=str(uuid4()),
+            task_attempt=task_attempt,
+            input_rows=10,
+            restore_ms=5,
+            segments=segments,
+        )
         file = replace(self.intend(batch), size_bytes=2 * SIZE_BYTES)
         self.commit(batch, checkpoint_id, [ack], file)
         return ack, file
@@ -150,7 +159,16 @@ class Steps:
         acks = []
         for number, subtask in enumerate(subtasks):
             segment = self.changelog(batch.epoch, checkpoint_id, subtask, number * SIZE_BYTES)
-            acks.append(Ack(subtask, str(uuid4()), task_attempt, 10, 5, (segment,)))
+            acks.append(
+                Ack(
+                    subtask=subtask,
+                    attempt_id=str(uuid4()),
+                    task_attempt=task_attempt,
+                    input_rows=10,
+                    restore_ms=5,
+                    segments=(segment,),
+                )
+            )
         return acks, replace(self.intend(batch), size_bytes=len(acks) * SIZE_BYTES)
 
     def ack(

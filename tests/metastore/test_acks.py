@@ -52,7 +52,10 @@ def test_the_files_live_bytes_are_those_of_its_segments(steps: Steps) -> None:
 def test_a_subtask_that_changed_nothing_acknowledges_without_a_file(steps: Steps) -> None:
     batch = steps.ref(steps.register(), 0)
     steps.begin(batch)
-    acks = [Ack(i, str(uuid4()), 1, 0, 0) for i in (0, 1)]
+    acks = [
+        Ack(subtask=i, attempt_id=str(uuid4()), task_attempt=1, input_rows=0, restore_ms=0)
+        for i in (0, 1)
+    ]
     steps.commit(batch, 1, acks, None)
     assert steps.statuses() == {1: "COMPLETED"}
     parent = steps.begin(steps.ref(1, 1)).parent
@@ -107,7 +110,12 @@ def test_a_later_attempt_that_changed_nothing_replaces_a_segment_with_none(steps
     batch = steps.ref(steps.register(parallelism=1), 0)
     steps.begin(batch)
     [loser], _ = steps.ack(batch, 1, 0, task_attempt=1)
-    steps.commit(batch, 1, [Ack(0, str(uuid4()), 2, 0, 0)], None)
+    steps.commit(
+        batch,
+        1,
+        [Ack(subtask=0, attempt_id=str(uuid4()), task_attempt=2, input_rows=0, restore_ms=0)],
+        None,
+    )
     assert steps.segment_status(loser) == "DEAD"
     assert steps.segments(1) == []
     assert steps.statuses() == {1: "COMPLETED"}
@@ -195,8 +203,38 @@ def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: St
     batch = steps.ref(steps.register(), 0)
     steps.begin(batch)
     acks, file = steps.group(batch, 1, [0, 1])
-    one = UploadStats(str(uuid4()), 2, 100, 2, 0, 1, 1, 0, 2, 0, 3, 10, 500, 490)
-    two = UploadStats(str(uuid4()), 1, 50, 3, 2, 0, 0, 2, 3, 1, 1, 20, 700, 600)
+    one = UploadStats(
+        commit_id=str(uuid4()),
+        segments=2,
+        size_bytes=100,
+        requests=2,
+        retries=0,
+        hedges=1,
+        hedge_wins=1,
+        failed_attempts=0,
+        winning_attempt=2,
+        failed_uploads=0,
+        queue_size=3,
+        wait_ms=10,
+        upload_ms=500,
+        longest_request_ms=490,
+    )
+    two = UploadStats(
+        commit_id=str(uuid4()),
+        segments=1,
+        size_bytes=50,
+        requests=3,
+        retries=2,
+        hedges=0,
+        hedge_wins=0,
+        failed_attempts=2,
+        winning_attempt=3,
+        failed_uploads=1,
+        queue_size=1,
+        wait_ms=20,
+        upload_ms=700,
+        longest_request_ms=600,
+    )
     statements = count_statements(steps, batch, acks, file, [one, two])
     assert statements == count_statements(steps, batch, acks, file, [])
     columns = (
@@ -241,7 +279,7 @@ def test_a_write_intent_whose_answer_was_lost_changes_nothing_the_second_time(
     steps.begin(batch)
     file = steps.intend(batch)
     before = steps.dump()
-    again = IntendedFile(file.file_id, steps.path(file), Scope.TASK_MANAGER)
+    again = IntendedFile(file_id=file.file_id, path=steps.path(file), scope=Scope.TASK_MANAGER)
     steps.run(lambda c: intend_files(c, batch, [again], [steps.directory]))
     assert steps.dump() == before
 

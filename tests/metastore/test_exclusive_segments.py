@@ -189,7 +189,21 @@ def test_segments_of_pinned_checkpoints_hide_nothing_that_can_go(
 def place(steps: Steps, *handles: SegmentHandle) -> None:
     batch = steps.ref(1, 0)
     file: WrittenFile = replace(steps.intend(batch), size_bytes=len(handles) * SIZE_BYTES)
-    steps.commit(batch, 1, [Ack(0, str(uuid4()), 1, 10, 5, handles)], file)
+    steps.commit(
+        batch,
+        1,
+        [
+            Ack(
+                subtask=0,
+                attempt_id=str(uuid4()),
+                task_attempt=1,
+                input_rows=10,
+                restore_ms=5,
+                segments=handles,
+            )
+        ],
+        file,
+    )
 
 
 @pytest.mark.parametrize("kind", [SegmentKind.OPERATOR, SegmentKind.CHANNEL])

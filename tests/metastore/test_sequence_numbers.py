@@ -29,7 +29,14 @@ def attempt(
         for place, number in enumerate(sequence_numbers)
     )
     file = replace(steps.intend(batch), size_bytes=len(segments) * SIZE_BYTES)
-    return Ack(0, str(uuid4()), task_attempt, 10, 5, segments), file
+    return Ack(
+        subtask=0,
+        attempt_id=str(uuid4()),
+        task_attempt=task_attempt,
+        input_rows=10,
+        restore_ms=5,
+        segments=segments,
+    ), file
 
 
 def ids(segments: tuple[SegmentHandle, ...]) -> list[str]:

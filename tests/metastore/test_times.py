@@ -52,7 +52,14 @@ def batches(draw: st.DrawFn) -> Batch:
 def acknowledge(
     steps: Steps, batch: BatchRef, checkpoint_id: int, subtask: int, seen: EventTimes, attempt: int
 ) -> None:
-    ack = Ack(subtask, str(uuid4()), attempt, 1, 0, max_event_ms=seen)
+    ack = Ack(
+        subtask=subtask,
+        attempt_id=str(uuid4()),
+        task_attempt=attempt,
+        input_rows=1,
+        restore_ms=0,
+        max_event_ms=seen,
+    )
     steps.commit(batch, checkpoint_id, [ack], None)
 
 

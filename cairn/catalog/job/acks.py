@@ -25,7 +25,7 @@ from metastore.enums import CheckpointStatus
 from metastore.models import Checkpoint, Job, Segment, SubtaskAck
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
     """One subtask's acknowledgement. It has no segments if it changed nothing."""
 

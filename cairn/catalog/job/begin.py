@@ -47,7 +47,7 @@ class ParentAck:
     segments: tuple[SegmentHandle, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
     """The checkpoint whose state a batch starts from, its run, and the one before with its run.
 
@@ -75,7 +75,7 @@ class Clock:
     base_made_ms: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStart:
     """The begin of a batch: its checkpoint, the parent (None: no state yet), and the times.
 
@@ -127,12 +127,14 @@ def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = F
     else:
         raise _is_over(batch, found)
     return BatchStart(
-        checkpoint_id,
-        None if parent_id is None else _parent(connection, batch.job_id, parent_id, with_lists),
-        _clock(connection, batch),
-        times.processing_ms,
-        times.watermark_ms,
-        before.watermark_ms,
+        checkpoint_id=checkpoint_id,
+        parent=None
+        if parent_id is None
+        else _parent(connection, batch.job_id, parent_id, with_lists),
+        clock=_clock(connection, batch),
+        processing_ms=times.processing_ms,
+        watermark_ms=times.watermark_ms,
+        late_watermark_ms=before.watermark_ms,
     )
 
 
@@ -312,13 +314,13 @@ def _parent(connection: Connection, job_id: str, checkpoint_id: int, with_lists:
         .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
     ).one()
     return Parent(
-        checkpoint_id,
-        str(row.run_id),
-        row.parent_checkpoint,
-        row.parent_run_id and str(row.parent_run_id),
-        row.parallelism,
-        _parent_acks(connection, job_id, checkpoint_id),
-        lists_at(connection, job_id, checkpoint_id) if with_lists else {},
+        checkpoint_id=checkpoint_id,
+        run_id=str(row.run_id),
+        parent_checkpoint=row.parent_checkpoint,
+        parent_run_id=row.parent_run_id and str(row.parent_run_id),
+        parallelism=row.parallelism,
+        acks=_parent_acks(connection, job_id, checkpoint_id),
+        lists=lists_at(connection, job_id, checkpoint_id) if with_lists else {},
     )
 
 

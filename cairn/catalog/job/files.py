@@ -35,7 +35,7 @@ from metastore.enums import FileStatus, Scope
 from metastore.models import PhysicalFile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IntendedFile:
     """A physical file that is about to be written; `path` is its key below the job's storage.
 

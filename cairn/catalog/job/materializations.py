@@ -27,7 +27,7 @@ from metastore.enums import SegmentKind, SegmentStatus
 from metastore.models import Materialization, PhysicalFile, Segment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """The segments that a restore of some key groups reads, in order of replay.
 
@@ -74,9 +74,9 @@ def replay_of(
     changes = [handle for handle in handles if handle.kind is not SegmentKind.KEYED_FULL]
     based = {group for b in bases for group in range(b.key_groups.start, b.key_groups.end)}
     return Replay(
-        lineage_of(connection, job_id, checkpoint_id),
-        bases,
-        changes,
+        lineage=lineage_of(connection, job_id, checkpoint_id),
+        bases=bases,
+        changes=changes,
         is_based=based.issuperset(range(key_groups.start, key_groups.end))
         and all(change.key_groups.intersect(key_groups) == change.key_groups for change in changes),
     )
@@ -193,7 +193,7 @@ def _materialized(query: Select[UUID, Range[int], int], name: str) -> CTE:
     return query.cte(name).prefix_with("MATERIALIZED", dialect="postgresql")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Materialized:
     """What one materialization has written."""
 
@@ -207,11 +207,11 @@ class Materialized:
     def of(cls, handles: Sequence[SegmentHandle]) -> Materialized:
         """Returns the sums over the written segments, at least one."""
         return cls(
-            handles[0].kind,
-            handles[0].as_of_checkpoint,
-            len(handles),
-            sum(handle.entries for handle in handles),
-            sum(handle.size_bytes for handle in handles),
+            kind=handles[0].kind,
+            as_of_checkpoint=handles[0].as_of_checkpoint,
+            segments=len(handles),
+            entries=sum(handle.entries for handle in handles),
+            size_bytes=sum(handle.size_bytes for handle in handles),
         )
 
 

@@ -28,7 +28,7 @@ from metastore.enums import CheckpointStatus, StateKind
 from metastore.models import Checkpoint, Job, Run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """A run to register. `run_id` makes registering it twice the same as once."""
 
@@ -50,7 +50,7 @@ class Registration:
     """The manifest that the job is restored from, if it has no state yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredRun:
     """A registered run, as its tasks carry it. `states` is by name.
 
@@ -105,13 +105,16 @@ def register_run(connection: Connection, registration: Registration) -> Register
         .values(num_retained=registration.num_retained, time_mode=registration.time_mode)
     )
     return RegisteredRun(
-        job.job_id,
-        _epoch(connection, job.job_id, registration, states, deleted),
-        states,
-        (*dropped_state_ids(connection, job.job_id), *(i for i in deleted if i not in lists)),
-        has_state,
-        tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_LIST),
-        tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_UNION),
+        job_id=job.job_id,
+        epoch=_epoch(connection, job.job_id, registration, states, deleted),
+        states=states,
+        dropped_state_ids=(
+            *dropped_state_ids(connection, job.job_id),
+            *(i for i in deleted if i not in lists),
+        ),
+        has_state=has_state,
+        split_lists=tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_LIST),
+        union_lists=tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_UNION),
     )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from metastore.models import UploadStat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadStats:
     """The statistics of the requests of one upload, which wrote one physical file.
 

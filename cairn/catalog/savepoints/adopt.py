@@ -74,7 +74,7 @@ def adopt_checkpoint(
         return
     if batches:
         raise begun_without_origin(job)
-    ref = BatchRef(job, job_id, epoch, "", ADOPTED_BATCH)
+    ref = BatchRef(job=job, job_id=job_id, epoch=epoch, query_id="", batch_id=ADOPTED_BATCH)
     for part in copied:
         seal_files(connection, ref, [part.file])
         placed = [(part.file.file_id, *segment) for segment in part.segments]

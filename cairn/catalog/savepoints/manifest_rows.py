@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Row, and_, func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -33,7 +33,7 @@ from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind, Se
 from metastore.models import Checkpoint, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IntendedManifest:
     """A manifest to write at `path`; `is_written`: it is there already, so nothing is to do."""
 
@@ -61,12 +61,31 @@ def intend_manifest(
         job = require_epoch(connection, job_id, epoch)
     path = manifest_file(job_id, checkpoint_id)
     manifest = _describe(connection, job, checkpoint_id)
+    file = _intend(connection, job_id, path, epoch=max(job.current_epoch, manifest.epoch))
+    if file.status not in (FileStatus.WRITING, FileStatus.SEALED):
+        raise RefusedError(
+            "a write of this checkpoint's manifest was given up when a newer run began, and its "
+            "path is never used again. Take a newer checkpoint",
+            job=job.name,
+            checkpoint=checkpoint_id,
+            file=path,
+        )
+    return IntendedManifest(
+        manifest=manifest,
+        file_id=str(file.file_id),
+        path=path,
+        is_written=file.status == FileStatus.SEALED,
+    )
+
+
+def _intend(connection: Connection, job_id: str, path: str, *, epoch: int) -> Row[UUID, FileStatus]:
+    """Records the write intent of a manifest's file, or finds it; returns its id and status."""
     connection.execute(
         insert(PhysicalFile)
         .values(
             file_id=uuid4(),
             job_id=job_id,
-            epoch=max(job.current_epoch, manifest.epoch),
+            epoch=epoch,
             path=path,
             scope=Scope.SHARED,
         )
@@ -76,20 +95,11 @@ def intend_manifest(
             where=PhysicalFile.status == FileStatus.WRITING,
         )
     )
-    file = connection.execute(
+    return connection.execute(
         select(PhysicalFile.file_id, PhysicalFile.status).where(
             PhysicalFile.job_id == job_id, PhysicalFile.path == path
         )
     ).one()
-    if file.status not in (FileStatus.WRITING, FileStatus.SEALED):
-        raise RefusedError(
-            "a write of this checkpoint's manifest was given up when a newer run began, and its "
-            "path is never used again. Take a newer checkpoint",
-            job=job.name,
-            checkpoint=checkpoint_id,
-            file=path,
-        )
-    return IntendedManifest(manifest, str(file.file_id), path, file.status == FileStatus.SEALED)
 
 
 def seal_manifest(connection: Connection, intended: IntendedManifest, data: bytes) -> None:
@@ -100,7 +110,11 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
     """
     manifest, file_id = intended.manifest, intended.file_id
     batch = BatchRef(
-        manifest.job, manifest.job_id, manifest.epoch, manifest.query_id, manifest.batch_id
+        job=manifest.job,
+        job_id=manifest.job_id,
+        epoch=manifest.epoch,
+        query_id=manifest.query_id,
+        batch_id=manifest.batch_id,
     )
     lock_job(connection, manifest.job_id, exclusive=False)
     seal_files(connection, batch, [WrittenFile(file_id, len(data))])

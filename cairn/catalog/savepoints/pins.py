@@ -19,7 +19,7 @@ from metastore.enums import CheckpointStatus, PinKind
 from metastore.models import Checkpoint, Pin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
     """A pin and its checkpoint; `is_new` is False if the checkpoint was pinned so before."""
 
@@ -73,15 +73,15 @@ def pin_checkpoint(
             )
         )
     return Pinned(
-        known or pin_id,
-        job.job_id,
-        job.storage,
-        checkpoint.checkpoint_id,
-        checkpoint.query_id,
-        checkpoint.batch_id,
-        kind,
-        name,
-        known in (None, pin_id),
+        pin_id=known or pin_id,
+        job_id=job.job_id,
+        storage=job.storage,
+        checkpoint_id=checkpoint.checkpoint_id,
+        query_id=checkpoint.query_id,
+        batch_id=checkpoint.batch_id,
+        kind=kind,
+        name=name,
+        is_new=known in (None, pin_id),
     )
 
 

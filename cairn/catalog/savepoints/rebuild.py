@@ -37,7 +37,7 @@ class FoundManifest:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltJob:
     """One job as its manifests have it, oldest checkpoint first.
 
@@ -166,7 +166,13 @@ def _add_checkpoints(connection: Connection, job: RebuiltJob) -> None:
 
 def _add_files(connection: Connection, job: RebuiltJob, epoch: int) -> None:
     newest = job.newest
-    ref = BatchRef(newest.job, newest.job_id, epoch, newest.query_id, newest.batch_id)
+    ref = BatchRef(
+        job=newest.job,
+        job_id=newest.job_id,
+        epoch=epoch,
+        query_id=newest.query_id,
+        batch_id=newest.batch_id,
+    )
     files = {file.file_id: file for one in job.manifests for file in one.manifest.files}
     segments = list(job.segments())
     for one in job.manifests:

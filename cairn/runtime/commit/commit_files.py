@@ -218,12 +218,12 @@ def _acknowledge(
 
 def _ack(request: Request, result: SubtaskResult, handles: Sequence[SegmentHandle]) -> Ack:
     return Ack(
-        result.subtask,
-        request.attempt_id,
-        request.task_attempt,
-        result.input_rows,
-        result.restore_ms,
-        tuple(sorted(handles, key=lambda handle: handle.sequence_number)),
-        result.late_rows,
-        result.max_event_ms,
+        subtask=result.subtask,
+        attempt_id=request.attempt_id,
+        task_attempt=request.task_attempt,
+        input_rows=result.input_rows,
+        restore_ms=result.restore_ms,
+        segments=tuple(sorted(handles, key=lambda handle: handle.sequence_number)),
+        late_rows=result.late_rows,
+        max_event_ms=result.max_event_ms,
     )

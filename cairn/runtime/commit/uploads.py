@@ -102,11 +102,11 @@ def intend(
     ids = [str(uuid.uuid4()) for _ in targets]
     files = [
         IntendedFile(
-            file_id,
-            target.path_of(file_id),
-            target.scope,
-            batch.batch_id if target.is_changelog else None,
-            retry_of,
+            file_id=file_id,
+            path=target.path_of(file_id),
+            scope=target.scope,
+            batch_id=batch.batch_id if target.is_changelog else None,
+            retry_of=retry_of,
         )
         for file_id, target in zip(ids, targets, strict=True)
     ]

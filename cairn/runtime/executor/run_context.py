@@ -68,4 +68,6 @@ class RunContext:
 
     def batch(self, query_id: str, batch_id: int) -> BatchRef:
         """Returns the reference to one of the run's batches."""
-        return BatchRef(self.job, self.job_id, self.epoch, query_id, batch_id)
+        return BatchRef(
+            job=self.job, job_id=self.job_id, epoch=self.epoch, query_id=query_id, batch_id=batch_id
+        )

@@ -83,7 +83,7 @@ def _put(run: RunContext, store: ObjectStore, subtask: int, table: pa.Table) -> 
             connection,
             run.job_id,
             run.epoch,
-            IntendedFile(file_id, path, Scope.SHARED),
+            IntendedFile(file_id=file_id, path=path, scope=Scope.SHARED),
             run.shared_directory(subtask),
         ),
     )
