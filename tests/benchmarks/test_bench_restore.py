@@ -91,16 +91,16 @@ def test_targets_compare_within_a_repetition_and_with_the_states_bytes() -> None
 
 @pytest.mark.spark
 def test_both_engines_start_on_the_state_and_say_how_long_they_load(
-    shared_metastore_url: str, tmp_path: Path
+    metastore_url: str, tmp_path: Path
 ) -> None:
-    history = write_history(MATERIALIZED, SMALL, 2, tmp_path / "history", shared_metastore_url)
+    history = write_history(MATERIALIZED, SMALL, 2, tmp_path / "history", metastore_url)
     warm_up, *probes = write_final_rows(SMALL, tmp_path / "rows", probes=3, probe_keys=20)
     final = [str(file) for file in sorted((tmp_path / "rows").glob("[0-9]*.parquet"))]
     given = {NATIVE: [*final, str(probes[0].file)], CAIRN: [str(probe.file) for probe in probes]}
     orders = [
         Order(
             *(engine, str(tmp_path / engine), files, str(warm_up.file)),
-            *(2, str(tmp_path / "log"), shared_metastore_url, history.manifest),
+            *(2, str(tmp_path / "log"), metastore_url, history.manifest),
             collects=True,
         )
         for engine, files in given.items()
