@@ -19,7 +19,7 @@ from tests.layers import BASICS, MAY_IMPORT, RUNTIME, VALUES
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
     file.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/**/*.md", "metastore/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "metastore/*.md", "tests/*.md")
     for file in ROOT.glob(pattern)
 )
 ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
