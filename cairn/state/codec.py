@@ -23,6 +23,7 @@ class TupleCodec:
     `schema` is a StructType's JSON value, `name` says in messages what is encoded, for example
     "state variable count". Nested structs decode to tuples, or to rows of `row_factory`. `layout`
     is what `cairn.state.evolution.merge` returned for the schema, None for the schema itself.
+    With `takes_text`, text stands for a tuple of one field.
 
     Attributes:
         encode: takes a tuple, a row or a list, by position, and returns its bytes. Raises
@@ -35,7 +36,16 @@ class TupleCodec:
         BadInputError: a field has a type that state cannot hold.
     """
 
-    __slots__ = ("_arranged", "_fields", "_name", "decode", "encode", "field_names", "make_row")
+    __slots__ = (
+        "_arranged",
+        "_fields",
+        "_name",
+        "_takes_text",
+        "decode",
+        "encode",
+        "field_names",
+        "make_row",
+    )
 
     encode: Callable[[tuple[Any, ...]], bytes]
     decode: Callable[[bytes], tuple[Any, ...]]
@@ -48,11 +58,13 @@ class TupleCodec:
         name: str,
         row_factory: RowFactory | None = None,
         layout: Mapping[str, Any] | None = None,
+        takes_text: bool = False,
     ) -> None:
         layout = layout or schema
         self._name = name
         self._arranged = arrangement(schema, layout)
         self._fields = FieldCompiler(name, row_factory).fields(schema, layout)
+        self._takes_text = takes_text and len(self._fields) == 1
         self.field_names = tuple(field.name for field in self._fields)
         self.make_row = row_factory(*self.field_names) if row_factory else None
         exact = [field.scalar for field in self._fields if field.scalar and field.scalar.exact]
@@ -75,6 +87,8 @@ class TupleCodec:
         return show_all(self._fields, self._arranged.to_schema(kept) if self._arranged else kept)
 
     def _encode_checked(self, value: Iterable[object]) -> bytes:
+        if self._takes_text and isinstance(value, str):
+            value = (value,)
         if isinstance(value, _NOT_TUPLES):
             raise BadInputError(
                 f"{self._name}: expected a tuple ({', '.join(self.field_names)}), "

@@ -131,6 +131,7 @@ class _Handle:
             spec.user_key_schema or {"fields": []},
             name=f"key of state variable {spec.name}",
             row_factory=self._row_factory,
+            takes_text=True,
         )
         codec = self._codec(spec)
         variable = (spec.name, spec.state_id, self._current, self._overlay, codec, user_key_codec)

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -17,12 +18,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
     DataType,
     DateType,
     DecimalType,
     DoubleType,
-    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -34,10 +33,13 @@ from pyspark.sql.types import (
 
 from cairn.errors import BadInputError
 from cairn.runtime.processing import rows as rows_module
-from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN
-from cairn.runtime.processing.processor_io import RowIO, RowsOfKey
-from cairn.runtime.processing.rows import rows_to_batch
+from cairn.runtime.processing.grouping import distinct_keys, rows_of_key
+from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, UNLIMITED, FrameSettings
+from cairn.runtime.processing.processor_io import PandasIO, RowIO, RowsOfKey
 from cairn.runtime.processing.task_input import KeyedRows
+
+TWICE_FIRST = datetime.datetime(2024, 11, 3, 5, 30, tzinfo=datetime.UTC)
+"""01:30 in New York, where it is 01:30 once more an hour later."""
 
 
 def make(
@@ -179,7 +181,7 @@ def test_rows_hold_values_as_pyspark_gives_them() -> None:
     ((_, _, (row,)),) = grouped(table, ["k"], schema)
     assert row == Row(
         k=1,
-        ts=moment.astimezone().replace(tzinfo=None),
+        ts=moment,
         s=Row(x=1, t=naive),
         m={"a": 1},
         b=b"\x01",
@@ -191,86 +193,67 @@ def test_rows_hold_values_as_pyspark_gives_them() -> None:
     assert pickle.loads(pickle.dumps(row)).ts == row.ts  # noqa: S301
 
 
-OUTPUT = StructType([StructField("k", StringType()), StructField("n", LongType())])
-
-
-def test_output_rows_are_taken_by_name_and_tuples_by_position() -> None:
-    nameless: Any = Row(*["d", 4])
-    rows = [Row(n=1, k="a"), Row("k", "n")("b", 2), ("c", 3), nameless, Row(k="e")]
-    assert rows_to_batch(rows, OUTPUT).to_pydict() == {
-        "k": ["a", "b", "c", "d", "e"],
-        "n": [1, 2, 3, 4, None],
-    }
-
-
-def test_no_output_rows_make_an_empty_batch_of_the_schema() -> None:
-    batch = rows_to_batch([], OUTPUT)
-    assert (batch.num_rows, batch.schema.names) == (0, ["k", "n"])
-
-
-def test_nested_and_temporal_output_keeps_its_value() -> None:
-    inner = StructType([StructField("x", LongType())])
-    schema = StructType(
-        [
-            StructField("s", inner),
-            StructField("a", ArrayType(inner)),
-            StructField("m", MapType(StringType(), LongType())),
-            StructField("t", TimestampType()),
-            StructField("d", DecimalType(10, 2)),
-        ]
+@pytest.mark.parametrize("zone", ["America/New_York", "Z", "GMT+5", "+05:30"])
+def test_timestamps_of_rows_and_keys_are_in_the_sessions_time_zone(zone: str) -> None:
+    moments = [TWICE_FIRST, TWICE_FIRST + datetime.timedelta(hours=1), None]
+    table, schema = make(
+        {"t": (TimestampType(), moments), "a": (ArrayType(TimestampType()), [[m] for m in moments])}
     )
-    local = datetime.datetime(2024, 7, 1, 12)
-    batch = rows_to_batch([(Row(x=1), [(2,)], {"a": 3}, local, Decimal("1.5"))], schema)
-    assert batch.to_pylist() == [
+    in_zone = pa.timestamp("us", zone)
+    for name, arrow in (("t", in_zone), ("a", pa.list_(in_zone))):
+        table = table.set_column(table.column_names.index(name), name, table[name].cast(arrow))
+    for name in ("t", "a"):
+        found = grouped(table, [name], schema)
+        keys = [key if name == "t" else key[0] for _, key, _ in found]
+        assert [k and k.astimezone(datetime.UTC) for (k,) in keys] == moments
+        assert [row.a for _, _, (row,) in found] == [[row.t] for _, _, (row,) in found]
+    expected = {"America/New_York": -4, "Z": 0, "GMT+5": 5, "+05:30": 5.5}[zone]
+    assert keys[0][0].utcoffset() == datetime.timedelta(hours=expected)
+
+
+def test_two_moments_of_one_local_time_are_two_keys() -> None:
+    moments = [TWICE_FIRST, TWICE_FIRST + datetime.timedelta(hours=1)]
+    table, _ = make({"t": (TimestampType(), moments)})
+    table = table.set_column(0, "t", table["t"].cast(pa.timestamp("us", "America/New_York")))
+    batch = table.combine_chunks().to_batches()[0]
+    keys = distinct_keys(batch, [("t", TimestampType())])
+    assert [rows_of_key(batch, key, [("t", TimestampType())]).num_rows for key in keys] == [1, 1]
+
+
+def test_a_timestamp_key_in_the_pandas_form_is_as_in_the_frame() -> None:
+    moments = [TWICE_FIRST, None]
+    table, schema = make(
         {
-            "s": {"x": 1},
-            "a": [{"x": 2}],
-            "m": [("a", 3)],
-            "t": local.astimezone(datetime.UTC),
-            "d": Decimal("1.50"),
+            "t": (TimestampType(), moments),
+            "w": (TimestampNTZType(), [m and m.replace(tzinfo=None) for m in moments]),
+            "n": (LongType(), [1, None]),
         }
+    )
+    table = table.set_column(0, "t", table["t"].cast(pa.timestamp("us", "America/New_York")))
+    form = PandasIO(schema, lambda batch: None, FrameSettings(timezone="America/New_York"))
+    columns = [(name, schema[name].dataType) for name in "twn"]
+    view = form.key_view(columns)
+    assert view is not None
+    part = KeyedRows([table], is_one_key=False)
+    (key, row), (null_key, _) = [
+        (view(key), next(frames).iloc[0]) for _, key, frames in form.by_key(part, columns, schema)
     ]
+    assert key == (pd.Timestamp("2024-11-03 01:30"), pd.Timestamp("2024-11-03 05:30"), 1)
+    assert key == tuple(row)
+    assert null_key == (None, None, None)
+    assert form.key_view(columns[2:]) is None
 
 
 @pytest.mark.parametrize(
-    ("data_type", "value"),
-    [
-        (LongType(), "1"),
-        (LongType(), 1.5),
-        (LongType(), True),
-        (LongType(), 2**63),
-        (IntegerType(), 2**31),
-        (BooleanType(), "true"),
-        (DoubleType(), "1"),
-        (StringType(), 1),
-        (DateType(), "2024-01-01"),
-        (TimestampType(), "2024-01-01"),
-        (DecimalType(4, 1), Decimal("12345.6")),
-        (StructType([StructField("x", LongType())]), (1, 2)),
-        (ArrayType(LongType()), ["a"]),
-        (MapType(StringType(), LongType()), [1]),
-    ],
+    ("max_rows", "max_bytes", "sizes"), [(2, UNLIMITED, [2, 1]), (9, 1, [1, 1, 1])]
 )
-def test_output_that_does_not_fit_is_refused_by_column(data_type: DataType, value: Any) -> None:
-    schema = StructType([StructField("result", data_type)])
-    with pytest.raises(BadInputError, match=r"^output column result: .*found values of type"):
-        rows_to_batch([(value,)], schema)
-
-
-def test_null_in_an_output_column_that_is_not_nullable_is_refused() -> None:
-    schema = StructType([StructField("result", LongType(), nullable=False)])
-    with pytest.raises(BadInputError, match="output column result: found null"):
-        rows_to_batch([(None,)], schema)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (Row(k="a", m=1), "has the fields m, which the output schema lacks; it has k, n"),
-        (("a",), "has 1 fields, the output schema 2: k, n"),
-        ({"k": "a"}, "found dict"),
-    ],
-)
-def test_output_row_of_another_shape_is_refused(row: Any, message: str) -> None:
-    with pytest.raises(BadInputError, match=message):
-        rows_to_batch([row], OUTPUT)
+@pytest.mark.parametrize("is_one_key", [False, True])
+def test_frames_end_with_the_row_that_reaches_a_limit(
+    max_rows: int, max_bytes: int, sizes: list[int], *, is_one_key: bool
+) -> None:
+    table, schema = make({"k": (LongType(), [1, 1, 1])})
+    settings = FrameSettings(max_rows=max_rows, max_bytes=max_bytes)
+    form = PandasIO(schema, lambda batch: None, settings)
+    keys = [("k", schema["k"].dataType)]
+    ((_, _, frames),) = form.by_key(KeyedRows([table], is_one_key=is_one_key), keys, schema)
+    assert [*map(len, frames)] == sizes

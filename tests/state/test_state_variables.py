@@ -134,6 +134,22 @@ def test_map_state_as_in_spark(handle: StateHandle) -> None:
     assert not numbers.exists()
 
 
+def test_text_is_a_user_key_of_one_column(committed: DictState) -> None:
+    word = {"type": "struct", "fields": [{"name": "w", "type": "string", "nullable": True}]}
+    spec = VariableSpec(name="m", kind="map", value_schema=NUMBER, user_key_schema=word, state_id=3)
+    handle = StateHandle({"m": spec}, Overlay(committed))
+    words = handle.getMapState("m", "w string", "n long")
+    handle.set_key(*ONE)
+    words.updateValue("long", (1,))  # type: ignore[arg-type]
+    assert words.getValue(("long",)) == (1,)
+    assert list(words.keys()) == [("long",)]
+    other = StateHandle(SPECS, Overlay(committed))
+    numbers = other.getMapState("m", "n long", "n long")
+    other.set_key(*ONE)
+    with pytest.raises(BadInputError, match="expected long, found str 'long'"):
+        numbers.getValue("long")  # type: ignore[arg-type]
+
+
 def test_map_value_comes_with_field_names_from_get_value_only(committed: DictState) -> None:
     handle = StateHandle(SPECS, Overlay(committed), row_factory=Row)
     numbers = handle.getMapState("m", "n long", "n long")

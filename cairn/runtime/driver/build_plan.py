@@ -11,19 +11,23 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.errors import BadInputError
+from cairn.runtime.driver.frame_settings import frame_settings
 from cairn.runtime.driver.initial_rows import pack, write_initial_rows
 from cairn.runtime.driver.inputs import Inputs, with_event_time
 from cairn.runtime.driver.job_spec import JobSpec
 from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash
 from cairn.runtime.executor.run_context import RunContext
-from cairn.runtime.processing.operator_spec import KEY_HASH_COLUMN, OperatorSpec
+from cairn.runtime.processing.operator_spec import (
+    KEY_HASH_COLUMN,
+    OperatorSpec,
+)
 from cairn.runtime.task.task import run_batch_task, run_task
 from cairn.savepoints.start_from_manifest import find_origin, restore
 from cairn.state.codec import TupleCodec
@@ -32,8 +36,6 @@ from cairn.state.times import TimeMode
 from cairn.storage import open_store
 
 _log = logging.getLogger(__name__)
-
-_FRAME_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +81,11 @@ def transform(
         inputs=count,
         initial_schema=call.initial.df.schema if call.initial else None,
         initial_key_columns=call.initial.key_columns if call.initial else (),
-        timezone=session.conf.get("spark.sql.session.timeZone") or "UTC",
-        frame_rows=_frame_rows(session),
+        frames=frame_settings(session.conf.get),
     )
     if inputs.df.isStreaming:
         return _on_stream(job, inputs, operator, call, states, deleted)
     return _on_batch(job, inputs, operator, call)
-
-
-def _frame_rows(session: SparkSession) -> int:
-    rows = int(session.conf.get(_FRAME_ROWS) or 0)
-    return rows if rows > 0 else 2**31 - 1  # Spark takes 0 and less as no limit
 
 
 def struct(schema: object) -> StructType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,9 @@ def _hashable(value: Any) -> Any:  # noqa: ANN401 - any value of a row
         raise BadInputError("a key column holds maps; group by something else")
     if isinstance(value, list | tuple):
         return tuple(map(_hashable, value))
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        # Where clocks are set back, two moments are equal in the session's time zone.
+        return value.astimezone(datetime.UTC)
     return _canonical(value)
 
 

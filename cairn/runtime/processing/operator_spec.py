@@ -15,6 +15,8 @@ from cairn.state.times import TimeMode
 
 KEY_HASH_COLUMN = "__cairn_key_hash"
 """Spark's 32-bit hash of the key; null in a heartbeat's row."""
+UNLIMITED = 2**31 - 1
+"""Rows or bytes of a frame, where Spark has no limit."""
 INPUT_COLUMN = "__cairn_input"
 """The input of a row, of several, from 0."""
 
@@ -29,6 +31,26 @@ class EventTime:
 
     late_by: tuple[str, ...]
     latest_of: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSettings:
+    """The session's settings of pandas that Spark's own operator honours."""
+
+    timezone: str = "UTC"
+    """The session's, which timestamps in frames are in; as Arrow names it."""
+    max_rows: int = 10_000
+    """Rows of a frame, at most."""
+    max_bytes: int = UNLIMITED
+    """A frame ends with the row that reaches this size in Arrow, by the average of the rows."""
+    is_safe: bool = True
+    """Whether a value that would change is refused."""
+    by_name: bool = True
+    """Whether columns of output frames are taken by name, not by position."""
+    ints_to_decimals: bool = False
+    """Whether a decimal column takes whole numbers."""
+    nullable_ints: bool = False
+    """Whether whole numbers have pandas' nullable types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +77,7 @@ class OperatorSpec:
     inputs: int = 1
     initial_schema: StructType | None = None
     initial_key_columns: tuple[str, ...] = ()
-    timezone: str = "UTC"
-    """The session's, which pandas frames are in."""
-    frame_rows: int = 10_000
-    """Rows of a frame, at most."""
+    frames: FrameSettings = field(default_factory=FrameSettings)
 
     def new_processor(self) -> StatefulProcessor:
         """Returns a copy of the processor as the user gave it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -10,9 +11,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from cairn.runtime.processing.frames import frame_of, frames_to_batch
+from cairn.runtime.processing.frames import KeyView, frame_of, frames_to_batch, key_in_frames
 from cairn.runtime.processing.grouping import Groups, KeyColumns, group
-from cairn.runtime.processing.rows import rows_of, rows_to_batch
+from cairn.runtime.processing.operator_spec import UNLIMITED, FrameSettings
+from cairn.runtime.processing.output_rows import rows_to_batch
+from cairn.runtime.processing.rows import rows_of
 from cairn.runtime.processing.task_input import KeyedRows
 
 OUTPUT_ROWS_PER_BATCH = 10_000
@@ -27,6 +30,10 @@ class ProcessorIO(Protocol):
 
     def by_key(self, keyed: KeyedRows, keys: KeyColumns, schema: StructType) -> Iterator[RowsOfKey]:
         """Yields each key; its rows can be read until the next key is asked for."""
+        ...
+
+    def key_view(self, keys: KeyColumns) -> KeyView | None:
+        """Returns what makes the key that the processor sees; None where it is the key itself."""
         ...
 
     def collect(self, results: Iterable[Any]) -> None:
@@ -62,6 +69,9 @@ class RowIO:
                 yield key_hash, key, rows_of_key
                 deque(rows_of_key, maxlen=0)
 
+    def key_view(self, keys: KeyColumns) -> None:
+        """Returns None: the processor sees the key itself."""
+
     def collect(self, results: Iterable[Any]) -> None:
         """Takes rows or tuples."""
         self._rows.extend(results)
@@ -76,20 +86,17 @@ class RowIO:
 
 
 class PandasIO:
-    """pandas frames of at most `frame_rows` rows, as Spark's arrow.maxRecordsPerBatch."""
+    """pandas frames of at most the rows and the size that the settings say."""
 
     def __init__(
         self,
         output_schema: StructType,
         emit: Callable[[pa.RecordBatch], None],
-        *,
-        timezone: str,
-        frame_rows: int,
+        settings: FrameSettings,
     ) -> None:
         self._output_schema = output_schema
         self._emit = emit
-        self._timezone = timezone
-        self._frame_rows = frame_rows
+        self._settings = settings
         self._frames: list[Any] = []
         self._rows = 0
 
@@ -105,22 +112,36 @@ class PandasIO:
                 (
                     frame
                     for table in chain([first], tables)
-                    for frame in self._frames_of(frame_of(table, schema, self._timezone))
+                    for frame in self._frames_of(
+                        frame_of(table, schema, self._settings), self._rows_per_frame(table)
+                    )
                 ),
             )
             return
         for table in keyed.tables:
             groups = group(table, keys)
-            everything = frame_of(groups.table, schema, self._timezone)
+            everything = frame_of(groups.table, schema, self._settings)
+            rows_per_frame = self._rows_per_frame(groups.table)
             start = 0
             for key_hash, key, count in _each(groups):
                 of_key = everything.iloc[start : start + count]
                 start += count
-                yield key_hash, key, self._frames_of(of_key)
+                yield key_hash, key, self._frames_of(of_key, rows_per_frame)
 
-    def _frames_of(self, frame: Any) -> Iterator[Any]:  # noqa: ANN401 - pandas is imported late
-        for start in range(0, len(frame), self._frame_rows):
-            yield frame.iloc[start : start + self._frame_rows].reset_index(drop=True)
+    def _rows_per_frame(self, table: pa.Table) -> int:
+        limit = self._settings
+        if limit.max_bytes == UNLIMITED or not table.nbytes:
+            return limit.max_rows
+        row_bytes: float = table.nbytes / table.num_rows
+        return min(limit.max_rows, math.ceil(limit.max_bytes / row_bytes))
+
+    def _frames_of(self, frame: Any, size: int) -> Iterator[Any]:  # noqa: ANN401 - pandas is imported late
+        for start in range(0, len(frame), size):
+            yield frame.iloc[start : start + size].reset_index(drop=True)
+
+    def key_view(self, keys: KeyColumns) -> KeyView | None:
+        """Returns what makes the timestamps of a key those of the column in frames."""
+        return key_in_frames(keys)
 
     def collect(self, results: Iterable[Any]) -> None:
         """Takes frames."""
@@ -133,7 +154,7 @@ class PandasIO:
     def flush(self) -> None:
         """Emits the frames collected."""
         if self._frames:
-            self._emit(frames_to_batch(self._frames, self._output_schema, self._timezone))
+            self._emit(frames_to_batch(self._frames, self._output_schema, self._settings))
             self._frames.clear()
             self._rows = 0
 

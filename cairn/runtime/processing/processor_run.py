@@ -114,9 +114,11 @@ class _Work:
         by_key = chain.from_iterable(
             self._by_key(keyed, self._operator.initial_keys, schema) for keyed in tables
         )
+        view = self.io.key_view(self._operator.keys)
         for key, rows in self._after_each(by_key):
+            shown = view(key) if view else key
             for row in rows:
-                processor.handleInitialState(key, row, self._timer_values)
+                processor.handleInitialState(shown, row, self._timer_values)
 
     def handle_rows(self, processor: StatefulProcessor, tables: Iterable[KeyedRows]) -> None:
         """Hands over the batch's rows, key by key."""
@@ -128,6 +130,10 @@ class _Work:
         )
         set_key, encode = self.handle.set_key, self._key_codec.encode
         key_groups = self._share.max_parallelism
+        view = self.io.key_view(keys)
+        if view is not None:
+            show, handle_shown = view, handle
+            handle = lambda key, *others: handle_shown(show(key), *others)  # noqa: E731
         by_key = chain.from_iterable(self.io.by_key(keyed, keys, schema) for keyed in tables)
         for key_hash, key, rows in self._after_each(by_key):
             set_key(key_hash % key_groups, encode(key))
@@ -162,10 +168,5 @@ class _Work:
 
 def _io_of(operator: OperatorSpec, emit: Callable[[pa.RecordBatch], None]) -> ProcessorIO:
     if operator.uses_pandas:
-        return PandasIO(
-            operator.output_schema,
-            emit,
-            timezone=operator.timezone,
-            frame_rows=operator.frame_rows,
-        )
+        return PandasIO(operator.output_schema, emit, operator.frames)
     return RowIO(operator.output_schema, emit)

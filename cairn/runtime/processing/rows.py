@@ -1,68 +1,35 @@
-"""Arrow to the rows that processors see, and the rows they give back to Arrow."""
+"""Arrow to the rows that processors see."""
 
 from __future__ import annotations
 
-import decimal
+import datetime
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkTypeError, PySparkValueError
 from pyspark.sql import Row
-from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
+    BooleanType,
     DataType,
-    DecimalType,
-    IntegralType,
+    DateType,
     MapType,
-    StructField,
+    NumericType,
+    StringType,
     StructType,
-    TimestampNTZType,
     TimestampType,
 )
 
-from cairn.errors import BadInputError
+from cairn.runtime.processing.arrow_types import arrow_zone
 
 ROWS_AT_ONCE = 16_384
 """How many rows' values exist as Python objects at a time, at most."""
-
-_CONVERTED = (StructType, ArrayType, MapType, DecimalType, TimestampType, TimestampNTZType)
-_DOES_NOT_FIT = (
-    pa.ArrowException,
-    TypeError,
-    ValueError,
-    OverflowError,
-    AssertionError,
-    decimal.InvalidOperation,
-    PySparkTypeError,
-    PySparkValueError,
-)
-
-
-def rows_to_batch(rows: Sequence[tuple[Any, ...]], schema: StructType) -> pa.RecordBatch:
-    """Returns rows as an Arrow record batch of the schema.
-
-    A row with field names is taken by name, as Spark does: a field it lacks is null. A tuple
-    without names is taken by position.
-
-    Raises:
-        BadInputError: a row has a field that the schema lacks, or as a tuple another number of
-            fields, or a value does not fit its column; the message names the column.
-    """
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    ordered = _ordered(rows, schema.names)
-    columns: Sequence[Sequence[Any]] = list(zip(*ordered, strict=True)) or [()] * len(schema)
-    arrays = [
-        _array(values, field, arrow_schema.field(i).type)
-        for i, (values, field) in enumerate(zip(columns, schema.fields, strict=True))
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+_AS_IN_ARROW = (NumericType, StringType, BinaryType, BooleanType, DateType)
+"""Types whose values pyarrow gives as rows hold them."""
 
 
 def rows_of(table: pa.Table, schema: StructType) -> Iterator[Row]:
@@ -91,100 +58,97 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 def values_of(column: pa.Array | pa.ChunkedArray, data_type: DataType) -> list[Any]:
-    """Returns a column's values as PySpark gives them in rows."""
-    if isinstance(data_type, StructType):
-        return _structs(column, data_type)
-    if isinstance(data_type, TimestampType):
-        return _timestamps(column)
+    """Returns a column's values as rows hold them: structs as rows, maps as dicts.
+
+    A timestamp is a datetime with the time zone of the Arrow type, which is the session's.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    for kind, read in _READERS:
+        if isinstance(data_type, kind):
+            return read(column, data_type)
+    return _objects(column, data_type)
+
+
+def _objects(column: pa.Array, data_type: Any) -> list[Any]:  # noqa: ANN401 - a user's own type
+    """Returns values that are as in Arrow, or objects of the type's class."""
+    if hasattr(data_type, "deserialize"):
+        return _each(values_of(column, data_type.sqlType()), data_type.deserialize)
     values: list[Any] = column.to_pylist()
-    convert: Callable[[Any], Any] | None = ArrowTableToRowsConversion._create_converter(
-        data_type, none_on_identity=True
-    )
-    return [*map(convert, values)] if convert else values
+    if data_type.typeName() == "variant":
+        return _each(values, data_type.fromInternal)
+    if data_type.typeName() in ("geography", "geometry"):
+        from_internal = data_type.fromInternal
+        return _each(values, lambda v: from_internal({"srid": v["srid"], "bytes": v["wkb"]}))
+    return values
 
 
-def _structs(column: pa.Array | pa.ChunkedArray, data_type: StructType) -> list[Any]:
+def _each(values: list[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values]
+
+
+def _structs(column: pa.StructArray, data_type: StructType) -> list[Any]:
     children = [
         values_of(child, field.dataType)
         for child, field in zip(column.flatten(), data_type.fields, strict=True)
     ]
-    make = Row(*data_type.names)
-    rows: list[Any] = [*map(make, *children)] if children else [make()] * len(column)
-    if column.null_count:
-        present = column.is_valid().to_pylist()
-        return [row if there else None for row, there in zip(rows, present, strict=True)]
-    return rows
+    kind = row_class(tuple(data_type.names))
+    values = zip(*children, strict=True) if children else repeat((), len(column))
+    return _where_valid(column, [*map(tuple.__new__, repeat(kind), values)])
 
 
-def _timestamps(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Returns naive local datetimes; converts each distinct one once, as it costs microseconds."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    encoded = column.dictionary_encode()
+def _arrays(column: pa.ListArray, data_type: ArrayType) -> list[Any]:
+    if isinstance(data_type.elementType, _AS_IN_ARROW):
+        lists: list[Any] = column.to_pylist()
+        return lists
+    bounds = column.offsets.to_pylist()
+    elements = column.values.slice(bounds[0], bounds[-1] - bounds[0])
+    return _where_valid(column, _cut(values_of(elements, data_type.elementType), bounds))
+
+
+def _maps(column: pa.MapArray, data_type: MapType) -> list[Any]:
+    bounds = column.offsets.to_pylist()
+    first, count = bounds[0], bounds[-1] - bounds[0]
+    keys = values_of(column.keys.slice(first, count), data_type.keyType)
+    values = values_of(column.items.slice(first, count), data_type.valueType)
+    pairs = [*zip(keys, values, strict=True)]
+    return _where_valid(column, [*map(dict, _cut(pairs, bounds))])
+
+
+def _cut(values: list[Any], bounds: list[int]) -> list[Any]:
+    first = bounds[0]
+    return [values[start - first : end - first] for start, end in pairwise(bounds)]
+
+
+def _where_valid(column: pa.Array, values: list[Any]) -> list[Any]:
+    if not column.null_count:
+        return values
+    valid = column.is_valid().to_pylist()
+    return [value if there else None for value, there in zip(values, valid, strict=True)]
+
+
+def _timestamps(column: pa.Array, _: DataType) -> list[Any]:
+    """Converts each distinct moment once, as it costs microseconds."""
+    encoded = column.cast(pa.timestamp("us", column.type.tz)).dictionary_encode()
+    zone = _tzinfo(column.type.tz)
+    at = datetime.datetime.fromtimestamp
     distinct = [
-        moment.astimezone().replace(tzinfo=None) if moment is not None else None
-        for moment in encoded.dictionary.to_pylist()
+        at(us // 1_000_000, zone).replace(microsecond=us % 1_000_000)
+        for us in encoded.dictionary.cast(pa.int64()).to_pylist()
     ]
     return [None if i is None else distinct[i] for i in encoded.indices.to_pylist()]
 
 
-def _ordered(rows: Sequence[tuple[Any, ...]], names: list[str]) -> Iterator[Sequence[Any]]:
-    """Yields the rows' values in the order of the schema."""
-    as_tuple, width = tuple(names), len(names)
-    for row in rows:
-        if not isinstance(row, tuple):
-            raise BadInputError(f"an output row is a Row or a tuple; found {type(row).__name__}")
-        fields = getattr(row, "__fields__", None)
-        if fields is None or fields in (names, as_tuple):
-            if len(row) != width:
-                raise BadInputError(
-                    f"an output row has {len(row)} fields, the output schema {width}: "
-                    f"{', '.join(names)}"
-                )
-            yield row
-        else:
-            yield _by_name(row, fields, names)
+@cache
+def _tzinfo(zone: str) -> datetime.tzinfo | None:
+    """Returns the time zone object that pyarrow, and so Spark, gives datetimes."""
+    moment: datetime.datetime = pa.scalar(0, pa.timestamp("us", arrow_zone(zone))).as_py()
+    return moment.tzinfo
 
 
-def _by_name(row: tuple[Any, ...], fields: Sequence[str], names: list[str]) -> list[Any]:
-    by_name = dict(zip(fields, row, strict=True))
-    if unknown := by_name.keys() - set(names):
-        raise BadInputError(
-            f"an output row has the fields {', '.join(sorted(unknown))}, which the output schema "
-            f"lacks; it has {', '.join(names)}"
-        )
-    return [by_name.get(name) for name in names]
-
-
-def _array(values: Sequence[Any], field: StructField, arrow_type: pa.DataType) -> pa.Array:
-    if isinstance(field.dataType, IntegralType) and not all(map(_is_whole, set(map(type, values)))):
-        # Arrow would cut a float's fraction off.
-        raise BadInputError(
-            f"output column {field.name}: {field.dataType.simpleString()} takes whole numbers; "
-            f"found values of type {_type_names(values)}"
-        )
-    try:
-        array = pa.array(_converted(values, field), arrow_type)
-    except _DOES_NOT_FIT as error:
-        raise BadInputError(
-            f"output column {field.name}: a value does not fit {field.dataType.simpleString()}; "
-            f"found values of type {_type_names(values)}. {error}"
-        ) from error
-    if array.null_count and not field.nullable:
-        raise BadInputError(f"output column {field.name}: found null, but it is not nullable")
-    return array
-
-
-def _converted(values: Sequence[Any], field: StructField) -> Sequence[Any]:
-    if not isinstance(field.dataType, _CONVERTED):
-        return values
-    convert = LocalDataToArrowConversion._create_converter(field.dataType, field.nullable)
-    return [*map(convert, values)]
-
-
-def _is_whole(kind: type) -> bool:
-    return issubclass(kind, int | np.integer | type(None))
-
-
-def _type_names(values: Sequence[Any]) -> str:
-    return ", ".join(sorted({type(value).__name__ for value in values}))
+_READERS: tuple[tuple[type[DataType], Callable[[pa.Array, Any], list[Any]]], ...] = (
+    (StructType, _structs),
+    (ArrayType, _arrays),
+    (MapType, _maps),
+    (TimestampType, _timestamps),
+)

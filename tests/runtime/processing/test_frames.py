@@ -1,11 +1,33 @@
 from __future__ import annotations
 
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from cairn.errors import BadInputError
-from cairn.runtime.processing.frames import frames_to_batch
+from cairn.runtime.driver.frame_settings import frame_settings
+from cairn.runtime.processing.arrow_types import arrow_schema
+from cairn.runtime.processing.frames import frame_of, frames_to_batch
+from cairn.runtime.processing.operator_spec import UNLIMITED, FrameSettings
 
 SCHEMA = StructType([StructField("k", StringType()), StructField("n", LongType())])
 BIG = 2**60 + 1
@@ -18,15 +40,117 @@ def test_a_null_in_one_frame_leaves_whole_numbers_of_others_exact() -> None:
         pd.DataFrame({"k": ["b"], "n": [float("nan")]}),
         pd.DataFrame({"n": [BIG + 2], "k": ["c"]}),
     ]
-    batch = frames_to_batch(frames, SCHEMA, "UTC")
+    batch = frames_to_batch(frames, SCHEMA, FrameSettings())
     assert batch.to_pydict() == {"k": ["a", "b", "c"], "n": [BIG, None, BIG + 2]}
 
 
 def test_frames_without_rows_are_no_rows() -> None:
     frames = [pd.DataFrame(), pd.DataFrame({"k": []})]
-    assert frames_to_batch(frames, SCHEMA, "UTC").num_rows == 0
+    assert frames_to_batch(frames, SCHEMA, FrameSettings()).num_rows == 0
 
 
 def test_a_frame_that_lacks_a_column_is_refused_with_its_name() -> None:
     with pytest.raises(BadInputError, match=r"lacks the columns n; it has k"):
-        frames_to_batch([pd.DataFrame({"k": ["a"]})], SCHEMA, "UTC")
+        frames_to_batch([pd.DataFrame({"k": ["a"]})], SCHEMA, FrameSettings())
+
+
+NAIVE = datetime.datetime(2024, 7, 1, 12, 0, 0, 5)
+MOMENT = NAIVE.replace(tzinfo=datetime.UTC)
+LOCAL = pd.Timestamp("2024-07-01 08:00:00.000005")
+POINT = StructType([StructField("x", LongType()), StructField("t", TimestampType())])
+COLUMNS: dict[str, tuple[DataType, list[Any], list[Any]]] = {
+    "text": (StringType(), ["a", None], ["a", None]),
+    "price": (DecimalType(10, 2), [Decimal("1.50"), None], [Decimal("1.50"), None]),
+    "day": (DateType(), [datetime.date(1, 1, 1), None], [datetime.date(1, 1, 1), None]),
+    "moment": (TimestampType(), [MOMENT, None], [LOCAL, pd.NaT]),
+    "wall": (TimestampNTZType(), [NAIVE, None], [pd.Timestamp(NAIVE), pd.NaT]),
+    "length": (
+        DayTimeIntervalType(),
+        [datetime.timedelta(microseconds=5), None],
+        [pd.Timedelta(microseconds=5), pd.NaT],
+    ),
+    "numbers": (ArrayType(LongType()), [[1, None], None], [[1, None], None]),
+    "moments": (ArrayType(TimestampType()), [[MOMENT, None], None], [[LOCAL, pd.NaT], None]),
+    "point": (POINT, [{"x": BIG, "t": MOMENT}, None], [{"x": BIG, "t": LOCAL}, None]),
+    "points": (ArrayType(POINT), [[{"x": 1, "t": None}], []], [[{"x": 1, "t": None}], []]),
+    "words": (MapType(StringType(), LongType()), [[("a", 1)], None], [{"a": 1}, None]),
+    "times": (MapType(StringType(), TimestampType()), [[("a", MOMENT)], []], [{"a": LOCAL}, {}]),
+}
+"""Of each column: its type, its values in Arrow, and in a frame in New York."""
+
+
+def test_frames_have_values_as_sparks_and_give_them_back_unchanged() -> None:
+    schema = StructType([StructField(name, kind) for name, (kind, _, _) in COLUMNS.items()])
+    settings = FrameSettings(timezone="America/New_York")
+    batch = pa.RecordBatch.from_pydict(
+        {name: values for name, (_, values, _) in COLUMNS.items()}, arrow_schema(schema)
+    )
+    frame = frame_of(pa.Table.from_batches([batch]), schema, settings)
+    for name, (_, _, expected) in COLUMNS.items():
+        found = [list(v) if isinstance(v, np.ndarray) else v for v in frame[name]]
+        assert repr(found) == repr(expected)
+    assert frames_to_batch([frame], schema, settings).equals(batch)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "message"),
+    [
+        (LongType(), "x", "column v: a value does not fit bigint; found a column of type object"),
+        (LongType(), 1.5, "column v: a value does not fit bigint; found a column of type float64"),
+        (DecimalType(10, 2), Decimal("1.555"), "column v: .* would cause data loss"),
+        (DecimalType(10, 2), 5, "column v: a value does not fit decimal"),
+        (POINT, {"z": 1}, "column v: a row has the fields z"),
+        (
+            TimestampType(),
+            pd.Timestamp("2024-03-10 02:30"),
+            "column v: .*2024-03-10 02:30:00",
+        ),
+    ],
+)
+def test_a_frame_with_a_value_that_does_not_fit_is_refused_by_column(
+    data_type: DataType, value: Any, message: str
+) -> None:
+    schema = StructType([StructField("v", data_type)])
+    settings = FrameSettings(timezone="America/New_York")
+    with pytest.raises(BadInputError, match=f"output {message}"):
+        frames_to_batch([pd.DataFrame({"v": [value]})], schema, settings)
+
+
+def test_settings_change_what_frames_are_taken_and_how_whole_numbers_are_read() -> None:
+    price = StructType([StructField("v", DecimalType(10, 2)), StructField("n", LongType())])
+    frame = pd.DataFrame({"n": [5], "other": [1.5]})
+    settings = FrameSettings(is_safe=False, by_name=False, ints_to_decimals=True)
+    batch = frames_to_batch([frame, frame], price, settings)
+    assert batch.to_pydict() == {"v": [Decimal("5.00")] * 2, "n": [1, 1]}
+    with pytest.raises(BadInputError, match="has 1 columns, the output schema 2: v, n"):
+        frames_to_batch([frame[["n"]]], price, settings)
+    table = pa.table({"k": ["a"], "n": pa.array([None], pa.int64())})
+    read = frame_of(table, SCHEMA, FrameSettings(nullable_ints=True))
+    assert (str(read["n"].dtype), read["n"][0]) == ("Int64", pd.NA)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2", 2),
+        ("268435456b", 2**28),
+        ("64mb", 2**26),
+        ("64m", 2**26),
+        ("0", UNLIMITED),
+        ("-1", UNLIMITED),
+        ("9223372036854775807b", UNLIMITED),
+    ],
+)
+def test_limits_of_frames_are_read_as_spark_writes_them(text: str, expected: int) -> None:
+    given = {
+        "spark.sql.session.timeZone": "Z",
+        "spark.sql.execution.arrow.maxBytesPerBatch": text,
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName": "true",
+    }
+    assert frame_settings(given.get) == FrameSettings(max_bytes=expected, is_safe=False)
+
+
+def test_a_limit_of_frames_that_is_no_number_is_refused() -> None:
+    with pytest.raises(BadInputError, match="maxRecordsPerBatch is 'many'"):
+        frame_settings({"spark.sql.execution.arrow.maxRecordsPerBatch": "many"}.get)
