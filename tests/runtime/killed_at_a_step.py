@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, Pool, event
 from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.schedule import Order, carry_out
+from cairn.runtime.materialization.order import Order, carry_out
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
 from cairn.savepoints.write_manifest import pin
 from cairn.storage import open_store

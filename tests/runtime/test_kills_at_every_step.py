@@ -21,7 +21,7 @@ from sqlalchemy import text
 from cairn.catalog.job.segments import segments_at
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.run_context import RunContext
-from cairn.runtime.materialization.schedule import Order
+from cairn.runtime.materialization.order import Order
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.storage import open_store

@@ -13,7 +13,7 @@ import pytest
 from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.schedule import Order, carry_out
+from cairn.runtime.materialization.order import Order, carry_out
 from cairn.storage.posix import PosixStore
 from tests.metastore.metric_values import histogram, metric
 from tests.runtime.commit.one_upload import FaultyStore, fails

@@ -48,8 +48,8 @@ def main(patience_s: int) -> None:
     gc.disable()  # it would look at every entry of the state again and again, and find nothing
     yielding = partial(stand_back, is_patient=patience_s > 0)
     with ThreadPoolExecutor(1, initializer=yielding) as thread:
-        thread.submit(import_module, "cairn.runtime.materialization.schedule").result()
-        from cairn.runtime.materialization.schedule import Order, carry_out  # noqa: PLC0415 - it is loaded now
+        thread.submit(import_module, "cairn.runtime.materialization.order").result()
+        from cairn.runtime.materialization.order import Order, carry_out  # noqa: PLC0415 - it is loaded now
 
         order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
         carry_out(order, partial(computed_in, thread))

@@ -7,39 +7,29 @@ batch. It belongs to the executor's process group, so it ends with the executor.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import Connection
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.begin import Clock
-from cairn.catalog.job.materializations import Materialized, record_end, record_start
 from cairn.errors import (
-    CairnError,
-    FencedError,
-    OutcomeUnknownError,
     RefusedError,
     StorageError,
 )
-from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
+from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.locks import try_lock
-from cairn.runtime.executor.run_context import RunContext
-from cairn.runtime.executor.task_manager import TaskManager, write_whole
-from cairn.runtime.materialization.write import FULL_FROM_SHARE, Compute, materialize
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.order import Order
+from cairn.runtime.materialization.progress import Progress, progress_of, record_progress
+from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.settings import Settings
-from cairn.storage import open_store
-from metastore.enums import SegmentKind
 
 LIGHT_BYTES = 64 << 20
 """Bytes that a restore may read on top of bases of any size without an early materialization."""
@@ -50,32 +40,7 @@ LEAST_PATIENCE_S = 60
 
 _KILLED = "it ended without saying why, as a killed process does"
 
-_log = logging.getLogger(__name__)
 _started: list[subprocess.Popen[bytes]] = []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The order to a materializing process, on its standard input."""
-
-    run: RunContext
-    executor_root: str
-    batch: BatchRef
-    subtask: int
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """The results of the materializations of a subtask on this executor in this run."""
-
-    done_ms: int = 0
-    """The order's time of the last successful one, even if there was nothing to write."""
-    failures: int = 0
-    """In a row, since then."""
-    error: str = ""
-    is_final: bool = False
-    """Whether the last failure was one that trying again cannot mend."""
 
 
 def is_due(clock: Clock, last_ms: int, *, subtask: int, parallelism: int, interval_ms: int) -> bool:
@@ -126,11 +91,11 @@ def start_if_due(
         lock = try_lock(file, held)
         if lock is None:
             return
-        progress = _progress(manager, subtask)
+        progress = progress_of(manager, subtask)
         _raise_if_given_up(manager, subtask, progress)
         if is_due_since(progress.done_ms):
             # Counted before it starts, so that one that is killed, or cannot start, counts too.
-            _record(
+            record_progress(
                 manager, subtask, replace(progress, failures=progress.failures + 1, error=_KILLED)
             )
             order = Order(
@@ -153,7 +118,7 @@ def _raise_if_given_up(manager: TaskManager, subtask: int, progress: Progress) -
     )
     if progress.is_final:
         raise RefusedError(f"{text} Trying again cannot help: {progress.error}", job=job)
-    _record(manager, subtask, Progress(done_ms=progress.done_ms))
+    record_progress(manager, subtask, Progress(done_ms=progress.done_ms))
     raise StorageError(f"{text} The last time: {progress.error}", job=job)
 
 
@@ -183,77 +148,3 @@ def _start(order: Order, lock: int, *, is_patient: bool) -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(msgspec.msgpack.encode(order))
-
-
-def _progress_file(manager: TaskManager, subtask: int) -> Path:
-    return manager.directory / f"materialize-{subtask}.json"
-
-
-def _progress(manager: TaskManager, subtask: int) -> Progress:
-    try:
-        data = _progress_file(manager, subtask).read_bytes()
-    except FileNotFoundError:
-        return Progress()
-    return msgspec.json.decode(data, type=Progress)
-
-
-def _record(manager: TaskManager, subtask: int, progress: Progress) -> None:
-    write_whole(_progress_file(manager, subtask), msgspec.json.encode(progress))
-
-
-def carry_out(order: Order, compute: Compute = iter) -> None:
-    """Materializes a subtask and records the result, here and in the metastore."""
-    manager = TaskManager(order.run, order.executor_root)
-    began_s, about = time.monotonic(), {"job": order.run.job, "subtask": order.subtask}
-    before, after = _progress(manager, order.subtask), Progress(done_ms=order.now_ms)
-    made, error, materialization_id = None, None, uuid.uuid4()
-    try:
-        _in_metastore(
-            order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
-        )
-        local = open_local(manager.subtask_directory(order.subtask))
-        with local.read() as reader:
-            weighed = reader.weight()
-            store = open_store(order.run.storage)
-            made = materialize(manager, store, order.batch, order.subtask, reader, compute=compute)
-        _weigh(local, weighed, made)
-        facts = {
-            "kind": made.kind if made else None,
-            "size_bytes": made.size_bytes if made else 0,
-            "seconds": round(time.monotonic() - began_s, 3),
-        }
-        _log.info("subtask materialized", extra=about | facts)
-    except FencedError as fenced:
-        _log.info("materialization stopped: %s", fenced, extra=about)
-        return
-    except CairnError as failed:
-        _log.warning("materialization failed: %s", failed, extra=about)
-        error = str(failed)
-        # What is not known to have been written is written again, to another file.
-        is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)
-        after = Progress(
-            done_ms=before.done_ms, failures=before.failures, error=error, is_final=is_final
-        )
-    _record(manager, order.subtask, after)
-    _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
-
-
-def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
-    """Records the bytes that a restore has to read, with those since the snapshot."""
-    with local.write() as writer:
-        position, now = writer.reader.position(), writer.reader.weight()
-        since_bytes = now.change_bytes - before.change_bytes
-        if position is None or since_bytes < 0:
-            return  # restored meanwhile, so it is known anew
-        weight = Weight(before.base_bytes, since_bytes)
-        if made is not None and made.kind is SegmentKind.KEYED_INCREMENT:
-            weight = Weight(before.base_bytes, made.size_bytes + since_bytes)
-        elif made is not None:
-            weight = Weight(made.size_bytes, since_bytes)
-        writer.move_to(position, weight)
-
-
-def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
-    order.run.catalog.run(
-        f"record a materialization of subtask {order.subtask} of job {order.run.job}", work
-    )

@@ -14,13 +14,8 @@ from cairn.catalog.job.segments import segments_at
 from cairn.runtime.executor.local_store import Weight, open_local
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.schedule import (
-    LIGHT_BYTES,
-    TIMES_AS_OFTEN,
-    Order,
-    carry_out,
-    interval_ms,
-)
+from cairn.runtime.materialization.order import Order, carry_out
+from cairn.runtime.materialization.schedule import LIGHT_BYTES, TIMES_AS_OFTEN, interval_ms
 from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.settings import Settings
 from metastore.enums import SegmentKind

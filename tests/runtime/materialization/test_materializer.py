@@ -25,7 +25,9 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization import schedule as materializer
-from cairn.runtime.materialization.schedule import Progress, carry_out, lock_file, start_if_due
+from cairn.runtime.materialization.order import Order, carry_out
+from cairn.runtime.materialization.progress import Progress, progress_of
+from cairn.runtime.materialization.schedule import lock_file, start_if_due
 from tests.runtime.commit.uploading import until
 from tests.runtime.tasks import (
     BIG,
@@ -102,8 +104,8 @@ class Stream:
         )
 
 
-class Order(io.BytesIO):
-    """What is written to a process's standard input; carried out once it is closed."""
+class StandardInput(io.BytesIO):
+    """Takes the order that is written to it, and carries it out once it is closed."""
 
     def __init__(self, lock: int) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class Order(io.BytesIO):
 
     def close(self) -> None:
         if not self.closed:
-            carry_out(msgspec.msgpack.decode(self.getvalue(), type=materializer.Order))
+            carry_out(msgspec.msgpack.decode(self.getvalue(), type=Order))
             os.close(self._lock)
         super().close()
 
@@ -120,7 +122,7 @@ class AtOnce:
     """Stands for a materializing process, whose work is done here, under the lock it inherits."""
 
     def __init__(self, _command: list[str], *, pass_fds: list[int], **_: object) -> None:
-        self.stdin = Order(pass_fds[0])
+        self.stdin = StandardInput(pass_fds[0])
 
     def wait(self) -> int:
         return 0
@@ -194,10 +196,10 @@ def test_an_order_of_a_killed_process_counts_as_failed_and_the_next_one_does_it(
     with without_end(beside):
         materializer._started[-1].kill()
         with beside.alone():
-            progress = materializer._progress(beside.manager, 0)
+            progress = progress_of(beside.manager, 0)
     assert (progress.failures, progress.done_ms) == (1, 0)
     beside.materialize(at(10**6))
-    assert materializer._progress(beside.manager, 0).failures == 0
+    assert progress_of(beside.manager, 0).failures == 0
     beside.run(1)
     assert read_back(beside.plan, 3) == remembered(3)
 
@@ -223,7 +225,7 @@ def test_its_computing_thread_waits_for_an_idle_core_and_after_a_failure_insists
     with without_end(beside) as pid:
         until(lambda: priorities(pid)[:2] == [ours, (os.SCHED_OTHER, ours[1] + 10)])
     with beside.alone():
-        assert materializer._progress(beside.manager, 0) == Progress(done_ms=DUE.now_ms)
+        assert progress_of(beside.manager, 0) == Progress(done_ms=DUE.now_ms)
 
 
 def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insists(
@@ -240,7 +242,7 @@ def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insis
     beside.run(2)
     with without_end(beside):
         assert materializer._started[-1].wait() == -signal.SIGALRM
-        assert materializer._progress(beside.manager, 0).failures == 1
+        assert progress_of(beside.manager, 0).failures == 1
     beside.materialize(at(10**6))
     beside.run(1)
     assert beside.kinds(3)[0] == "keyed_full"
@@ -265,7 +267,7 @@ def test_nothing_is_written_where_nothing_has_changed_since_the_base(stream: Str
     before = stream.sql(files)
     stream.materialize(at(10**6))
     assert stream.sql(files) == before
-    assert materializer._progress(stream.manager, 0).done_ms == at(10**6).now_ms
+    assert progress_of(stream.manager, 0).done_ms == at(10**6).now_ms
 
 
 @contextmanager
@@ -289,7 +291,7 @@ def test_three_failures_in_a_row_fail_the_task_and_a_restart_counts_anew(
         stream.run(1)
         for failures in range(1, 4):
             stream.materialize(at(10**6))
-            assert materializer._progress(stream.manager, 0).failures == failures
+            assert progress_of(stream.manager, 0).failures == failures
         with pytest.raises(
             StorageError,
             match=r"subtask 0 could not be materialized \(failures in a row: 3\), so its changelog"

@@ -20,8 +20,8 @@ from cairn.catalog.catalog import Catalog
 from cairn.errors import StorageError
 from cairn.runtime.executor.local_store import LocalReader, LocalStore
 from cairn.runtime.materialization.increment import net_changes
+from cairn.runtime.materialization.order import Order, carry_out
 from cairn.runtime.materialization.process import computed_in
-from cairn.runtime.materialization.schedule import Order, carry_out
 from cairn.segments.format import encode
 from cairn.segments.reader import read_segments
 from tests.runtime.tasks import QUERY, Task, new_run, remember, remember_big
@@ -84,9 +84,7 @@ def test_an_error_of_the_computing_thread_is_the_materializations() -> None:
 
 
 def test_a_materializing_process_starts_without_spark() -> None:
-    program = (
-        "import sys, cairn.runtime.materialization.schedule; sys.exit('pyspark' in sys.modules)"
-    )
+    program = "import sys, cairn.runtime.materialization.order; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 

@@ -1,0 +1,93 @@
+"""The order to materialize a subtask, and how its process carries it out."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from cairn.batch_ref import BatchRef
+from cairn.catalog.job.materializations import Materialized, record_end, record_start
+from cairn.errors import CairnError, FencedError, OutcomeUnknownError
+from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
+from cairn.runtime.executor.run_context import RunContext
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.progress import Progress, progress_of, record_progress
+from cairn.runtime.materialization.write import Compute, materialize
+from cairn.storage import open_store
+from metastore.enums import SegmentKind
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order to a materializing process, on its standard input."""
+
+    run: RunContext
+    executor_root: str
+    batch: BatchRef
+    subtask: int
+    now_ms: int
+
+
+def carry_out(order: Order, compute: Compute = iter) -> None:
+    """Materializes a subtask and records the result, here and in the metastore."""
+    manager = TaskManager(order.run, order.executor_root)
+    began_s, about = time.monotonic(), {"job": order.run.job, "subtask": order.subtask}
+    before, after = progress_of(manager, order.subtask), Progress(done_ms=order.now_ms)
+    made, error, materialization_id = None, None, uuid.uuid4()
+    try:
+        _in_metastore(
+            order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
+        )
+        local = open_local(manager.subtask_directory(order.subtask))
+        with local.read() as reader:
+            weighed = reader.weight()
+            store = open_store(order.run.storage)
+            made = materialize(manager, store, order.batch, order.subtask, reader, compute=compute)
+        _weigh(local, weighed, made)
+        facts = {
+            "kind": made.kind if made else None,
+            "size_bytes": made.size_bytes if made else 0,
+            "seconds": round(time.monotonic() - began_s, 3),
+        }
+        _log.info("subtask materialized", extra=about | facts)
+    except FencedError as fenced:
+        _log.info("materialization stopped: %s", fenced, extra=about)
+        return
+    except CairnError as failed:
+        _log.warning("materialization failed: %s", failed, extra=about)
+        error = str(failed)
+        # What is not known to have been written is written again, to another file.
+        is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)
+        after = Progress(
+            done_ms=before.done_ms, failures=before.failures, error=error, is_final=is_final
+        )
+    record_progress(manager, order.subtask, after)
+    _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
+
+
+def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
+    """Records the bytes that a restore has to read, with those since the snapshot."""
+    with local.write() as writer:
+        position, now = writer.reader.position(), writer.reader.weight()
+        since_bytes = now.change_bytes - before.change_bytes
+        if position is None or since_bytes < 0:
+            return  # restored meanwhile, so it is known anew
+        weight = Weight(before.base_bytes, since_bytes)
+        if made is not None and made.kind is SegmentKind.KEYED_INCREMENT:
+            weight = Weight(before.base_bytes, made.size_bytes + since_bytes)
+        elif made is not None:
+            weight = Weight(made.size_bytes, since_bytes)
+        writer.move_to(position, weight)
+
+
+def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
+    order.run.catalog.run(
+        f"record a materialization of subtask {order.subtask} of job {order.run.job}", work
+    )
