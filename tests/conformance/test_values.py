@@ -136,4 +136,5 @@ def test_the_settings_of_pandas_are_honoured(engine: Engine) -> None:
     with settings(engine.session, **given):
         grouped = engine.group(df, "k")
         output = grouped.transformWithStateInPandas(Framed(None), schema, "Update", "None")
-        assert [*map(tuple, output.collect())] == [(Decimal("12345.00"), 1, 5, "Int32")]
+        kind = "Int32" if engine.is_cairn else "int32"  # Spark infers types of a frame's rows again
+        assert [*map(tuple, output.collect())] == [(Decimal("12345.00"), 1, 5, kind)]
