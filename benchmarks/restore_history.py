@@ -190,8 +190,9 @@ class _Writer:
 
     def _materialize(self, attempt: Attempt) -> None:
         for subtask in range(self._plan.parallelism):
-            with parent_state(self._manager, self._store, subtask, attempt.start) as reader:
-                materialize(self._manager, self._store, attempt.batch, subtask, reader)
+            context = attempt.context_of(subtask)
+            with parent_state(context, attempt.start) as reader:
+                materialize(context, reader)
         cleanup_job(self._plan.catalog, self._name)
 
 

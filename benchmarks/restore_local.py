@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.restore_history import History, digest_of
 from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage import ObjectStore, open_store
 
@@ -145,12 +146,13 @@ def _restore_one(
     settings = replace(history.plan.settings, local_dir=str(local_directory))
     plan = replace(history.plan, settings=settings)
     manager = TaskManager(plan, "restore")
-    start = manager.begin(history.batch())
-    store = CountingStore(open_store(plan.storage))
+    batch, store = history.batch(), CountingStore(open_store(plan.storage))
+    start = manager.begin(batch)
+    context = SubtaskContext(manager=manager, store=store, batch=batch, subtask=subtask)
     barrier.wait(_LONGEST_S)
     before_s = _cpu_s()
     began_s = time.monotonic()
-    with parent_state(manager, store, subtask, start) as reader:
+    with parent_state(context, start) as reader:
         ended_s = time.monotonic()
         cpu_s = _cpu_s() - before_s
         barrier.wait(_LONGEST_S)  # looking at one's state must not slow another one's restore

@@ -158,14 +158,14 @@ class Task:
         yield "begun"
         with (
             attempt.running(),
-            parent_state(manager, store, self.subtask, attempt.start) as reader,
+            parent_state(attempt.context_of(self.subtask), attempt.start) as reader,
         ):
             yield "restored"
             if self.materializes:
                 share = self.full_from_share
                 if share is None:
                     share = math.inf if self.task_attempt % 2 else FULL_FROM_SHARE
-                materialize(manager, store, batch, self.subtask, reader, full_from_share=share)
+                materialize(attempt.context_of(self.subtask), reader, full_from_share=share)
                 yield "materialized"
             lists = ParentLists(attempt).of(self.subtask)
             log, overlay = attempt.open_log(self.subtask), Overlay(reader)

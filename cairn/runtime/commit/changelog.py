@@ -14,16 +14,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import cairn.segments.format as segment_format
-from cairn.batch_ref import BatchRef
 from cairn.catalog.job.files import Uploaded
 from cairn.errors import StoreFailedError
 from cairn.runtime.commit.commit_files import changelog_target
 from cairn.runtime.commit.file_pool import FilePool
 from cairn.runtime.commit.physical_files import FileWrite, write_files
 from cairn.runtime.executor.spool import Spool, SpooledSegment, place_of
-from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
+from cairn.runtime.executor.subtask_context import SubtaskContext
+from cairn.runtime.executor.task_manager import fenced_if_removed
 from cairn.state.view import Changes
-from cairn.storage.store import ObjectStore
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -38,17 +37,6 @@ class SequenceNumber:
 
     checkpoint_id: int
     number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRef:
-    """The owner of a changelog, an attempt, and the destination of its files."""
-
-    manager: TaskManager
-    store: ObjectStore
-    batch: BatchRef
-    checkpoint_id: int
-    attempt_id: str
 
 
 @dataclass(slots=True)
@@ -67,21 +55,16 @@ class Changelog:
         FencedError: a newer run has removed this run's directory.
     """
 
-    def __init__(self, attempt: AttemptRef, subtask: int, uploads: Executor) -> None:
-        self.subtask = subtask
-        self.start = SequenceNumber(attempt.checkpoint_id, 0)
+    def __init__(self, context: SubtaskContext, spool: Spool, uploads: Executor) -> None:
+        self.subtask = context.subtask
+        self.start = SequenceNumber(spool.checkpoint_id, 0)
         """The place that the parent's state is up to."""
-        self._attempt = attempt
+        self._context = context
+        self._spool = spool
         self._uploads = uploads
         self._active: list[Changes] = []
         self._segments: list[_Segment] = []
-        self._spool = Spool(
-            manager=attempt.manager,
-            checkpoint_id=attempt.checkpoint_id,
-            attempt_id=attempt.attempt_id,
-            subtask=subtask,
-        )
-        self._directory = attempt.manager.spool_directory(subtask)
+        self._directory = context.manager.spool_directory(context.subtask)
         with fenced_if_removed(self._directory):
             self._directory.mkdir(exist_ok=True)
 
@@ -145,17 +128,16 @@ class Changelog:
 
     def _upload(self, segment: SpooledSegment) -> Uploaded:
         """Writes a segment to a file of its own, which stays WRITING until the ack."""
-        attempt = self._attempt
-        manager, settings = attempt.manager, attempt.manager.run.settings
-        target = changelog_target(manager, attempt.batch, attempt.checkpoint_id, self.subtask)
+        context, manager = self._context, self._context.manager
+        target = changelog_target(manager, context.batch, self.start.checkpoint_id, self.subtask)
         with ExitStack() as held:
-            if settings.pool_blocking:
+            if context.settings.pool_blocking:
                 FilePool(manager, held).take(1)
             [uploaded] = write_files(
                 manager,
-                attempt.store,
+                context.store,
                 [FileWrite(target, lambda: [self._spool.read(segment)])],
-                claim=manager.owned if settings.merging_enabled else None,
+                claim=manager.owned if context.settings.merging_enabled else None,
             )
         return uploaded
 

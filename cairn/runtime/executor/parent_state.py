@@ -14,7 +14,6 @@ from cairn.catalog.job.begin import BatchStart, Parent
 from cairn.catalog.job.segments import current_epoch, lineage_of, segments_at
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle
-from cairn.keygroups import KeyGroupRange
 from cairn.runtime.executor.local_store import (
     LocalReader,
     LocalStore,
@@ -23,11 +22,11 @@ from cairn.runtime.executor.local_store import (
     Weight,
     open_local,
 )
+from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.spool import Spool
-from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.segments.format import decode
 from cairn.segments.reader import read_segment, read_segments
-from cairn.storage.store import ObjectStore
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -37,9 +36,7 @@ NOTHING = Position(0, "", 0)
 
 
 @contextmanager
-def parent_state(
-    manager: TaskManager, store: ObjectStore, subtask: int, start: BatchStart
-) -> Iterator[LocalReader]:
+def parent_state(context: SubtaskContext, start: BatchStart) -> Iterator[LocalReader]:
     """Yields a snapshot of exactly the parent's state, catching up or restoring first.
 
     Raises:
@@ -48,16 +45,16 @@ def parent_state(
         StorageError, MetastoreError: a segment cannot be read, or not be found out.
     """
     wanted = NOTHING if start.parent is None else _position_of(start.parent)
-    wanted = dataclasses.replace(wanted, epoch=manager.run.epoch)
-    local = open_local(manager.subtask_directory(subtask))
+    wanted = dataclasses.replace(wanted, epoch=context.run.epoch)
+    local = open_local(context.directory)
     with local.read() as reader:
         if reader.position() == wanted:
             yield reader
             return
-    _catch_up(local, manager, store, subtask, start.parent, wanted)
+    _catch_up(local, context, start.parent, wanted)
     with local.read() as reader:
         if reader.position() != wanted:
-            raise _moved_on(manager, local, reader.position())
+            raise _moved_on(context, reader.position())
         yield reader
 
 
@@ -70,49 +67,43 @@ def _before(parent: Parent) -> Position:
     return Position(parent.parent_checkpoint or 0, parent.parent_run_id or "", 0)
 
 
-def _follows(here: Position, parent: Parent, subtask: int, parallelism: int) -> bool:
+def _follows(here: Position, parent: Parent, context: SubtaskContext) -> bool:
     """Tells whether the subtask's own changes in the parent lead there from here.
 
     A checkpoint that a job was restored with, or that was rebuilt, has no acks that would say it.
     """
     return (
-        subtask in parent.acks
-        and parent.parallelism == parallelism
+        context.subtask in parent.acks
+        and parent.parallelism == context.run.parallelism
         and _same_state(here, _before(parent))
     )
 
 
-def _moved_on(manager: TaskManager, local: LocalStore, here: Position | None) -> FencedError:
+def _moved_on(context: SubtaskContext, here: Position | None) -> FencedError:
     return FencedError(
         f"a newer run or a later batch has moved the local state on, to {here}",
-        job=manager.run.job,
-        file=str(local.directory),
+        job=context.run.job,
+        file=str(context.directory),
     )
 
 
 def _catch_up(
-    local: LocalStore,
-    manager: TaskManager,
-    store: ObjectStore,
-    subtask: int,
-    parent: Parent | None,
-    wanted: Position,
+    local: LocalStore, context: SubtaskContext, parent: Parent | None, wanted: Position
 ) -> None:
-    run = manager.run
     with local.write() as writer:
         here, weight = writer.reader.position() or NOTHING, writer.reader.weight()
-        if _is_ahead(here, wanted) and _is_overtaken(manager, here, wanted):
-            raise _moved_on(manager, local, here)
+        if _is_ahead(here, wanted) and _is_overtaken(context.run, here, wanted):
+            raise _moved_on(context, here)
         if parent is None:
-            writer.clear(run.key_groups(subtask))
+            writer.clear(context.key_groups)
             weight = Weight()
         elif _same_state(here, wanted):
             pass
-        elif _follows(here, parent, subtask, run.parallelism):
-            applied_bytes = _apply_parent(writer, manager, store, parent, subtask)
+        elif _follows(here, parent, context):
+            applied_bytes = _apply_parent(writer, context, parent)
             weight = Weight(weight.base_bytes, weight.change_bytes + applied_bytes)
         else:
-            weight = _restore(writer, manager, store, run.key_groups(subtask), here, wanted)
+            weight = _restore(writer, context, here, wanted)
         writer.move_to(wanted, weight)
 
 
@@ -120,12 +111,11 @@ def _is_ahead(here: Position, wanted: Position) -> bool:
     return (here.epoch, here.checkpoint_id) > (wanted.epoch, wanted.checkpoint_id)
 
 
-def _is_overtaken(manager: TaskManager, here: Position, wanted: Position) -> bool:
+def _is_overtaken(run: RunContext, here: Position, wanted: Position) -> bool:
     """Tells whether the metastore knows of the run or batch that has moved the local state on.
 
     One that was restored from a backup does not: the local state is of a history it has lost.
     """
-    run = manager.run
 
     def look_up(connection: Connection) -> tuple[int, str | None]:
         return (
@@ -144,39 +134,29 @@ def _same_state(one: Position, other: Position) -> bool:
     return (one.checkpoint_id, one.lineage) == (other.checkpoint_id, other.lineage)
 
 
-def _apply_parent(
-    writer: LocalWriter,
-    manager: TaskManager,
-    store: ObjectStore,
-    parent: Parent,
-    subtask: int,
-) -> int:
+def _apply_parent(writer: LocalWriter, context: SubtaskContext, parent: Parent) -> int:
     """Applies the subtask's own changes in the parent; returns their bytes in storage."""
-    ack = parent.acks[subtask]
+    ack = parent.acks[context.subtask]
     spool = Spool(
-        manager=manager,
+        manager=context.manager,
         checkpoint_id=parent.checkpoint_id,
         attempt_id=ack.attempt_id,
-        subtask=subtask,
+        subtask=context.subtask,
     )
+    store, job = context.store, context.run.job
     for segment in ack.segments:
         here = spool.find(segment)
-        stored = read_segment(store, segment, job=manager.run.job) if here is None else decode(here)
+        stored = read_segment(store, segment, job=job) if here is None else decode(here)
         for changes in stored:
             writer.apply(changes)
     return sum(segment.size_bytes for segment in ack.segments)
 
 
 def _restore(
-    writer: LocalWriter,
-    manager: TaskManager,
-    store: ObjectStore,
-    key_groups: KeyGroupRange,
-    here: Position,
-    wanted: Position,
+    writer: LocalWriter, context: SubtaskContext, here: Position, wanted: Position
 ) -> Weight:
     """Brings the state to a checkpoint by what storage has; returns what all of that weighs."""
-    run = manager.run
+    run, key_groups = context.run, context.key_groups
 
     def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
         handles = segments_at(connection, run.job_id, wanted.checkpoint_id, key_groups)
@@ -192,7 +172,8 @@ def _restore(
     # key groups whole.
     missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
     began_s, begun = time.monotonic(), None
-    for handle, changes in read_segments(store, missing, job=run.job, key_groups=key_groups):
+    segments = read_segments(context.store, missing, job=run.job, key_groups=key_groups)
+    for handle, changes in segments:
         if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
         begun = handle

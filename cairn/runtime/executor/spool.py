@@ -7,6 +7,7 @@ ran on this executor, and from storage otherwise.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 from cairn.segments.format import segment_metadata
 from metastore.enums import SegmentKind
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,25 @@ class Spool:
             return file.read_bytes()
 
     def find(self, segment: SegmentHandle) -> bytes | None:
-        """Returns a recorded segment's bytes; None if they, or just these, are not here."""
+        """Returns a recorded segment's bytes; None if they are to be read from storage."""
         try:
             data = self._file(segment.sequence_number, segment.kind).read_bytes()
         except FileNotFoundError:
-            return None
-        return data if hashlib.sha256(data).hexdigest() == segment.sha256 else None
+            # As expected after a restart, or where another executor ran the attempt.
+            level, found = logging.INFO, "not in the spool"
+        else:
+            if hashlib.sha256(data).hexdigest() == segment.sha256:
+                return data
+            level, found = logging.WARNING, "damaged in the spool"
+        facts = {
+            "job": self.manager.run.job,
+            "subtask": self.subtask,
+            "checkpoint": self.checkpoint_id,
+            "kind": segment.kind.value,
+            "size_bytes": segment.size_bytes,
+        }
+        _log.log(level, "segment %s, so it is read from storage", found, extra=facts)
+        return None
 
     def _file(self, number: int, kind: SegmentKind) -> Path:
         name = f"{self.checkpoint_id}-{number}-{self.attempt_id}-{kind}.seg"

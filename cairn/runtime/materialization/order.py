@@ -15,6 +15,7 @@ from cairn.catalog.job.materializations import Materialized, record_end, record_
 from cairn.errors import CairnError, FencedError, OutcomeUnknownError
 from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
 from cairn.runtime.executor.run_context import RunContext
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.progress import Progress, progress_of, record_progress
 from cairn.runtime.materialization.write import Compute, materialize
@@ -48,8 +49,13 @@ def carry_out(order: Order, compute: Compute = iter) -> None:
         local = open_local(manager.subtask_directory(order.subtask))
         with local.read() as reader:
             weighed = reader.weight()
-            store = open_store(order.run.storage)
-            made = materialize(manager, store, order.batch, order.subtask, reader, compute=compute)
+            context = SubtaskContext(
+                manager=manager,
+                store=open_store(order.run.storage),
+                batch=order.batch,
+                subtask=order.subtask,
+            )
+            made = materialize(context, reader, compute=compute)
         _weigh(local, weighed, made)
         facts = {
             "kind": made.kind if made else None,

@@ -17,14 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.batch_ref import BatchRef
 from cairn.catalog.job.begin import Clock
-from cairn.errors import (
-    RefusedError,
-    StorageError,
-)
+from cairn.errors import RefusedError, StorageError
 from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.locks import try_lock
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.order import Order
 from cairn.runtime.materialization.progress import Progress, progress_of, record_progress
@@ -61,9 +58,7 @@ def interval_ms(settings: Settings, weight: Weight) -> int:
     return max(1, settings.materialize_interval_ms // times)
 
 
-def start_if_due(
-    manager: TaskManager, batch: BatchRef, clock: Clock, subtask: int, weight: Weight
-) -> None:
+def start_if_due(context: SubtaskContext, clock: Clock, weight: Weight) -> None:
     """Starts a process that materializes a subtask, if that is due and none does it already.
 
     `weight` is that of its local state.
@@ -74,15 +69,15 @@ def start_if_due(
         RefusedError: it has failed in a way that trying again cannot mend; so does every attempt
             until a restart.
     """
-    run, settings = manager.run, manager.run.settings
+    manager, subtask, settings = context.manager, context.subtask, context.settings
     is_due_since = partial(
         is_due,
         clock,
         subtask=subtask,
-        parallelism=run.parallelism,
+        parallelism=context.run.parallelism,
         interval_ms=interval_ms(settings, weight),
     )
-    base_ms = clock.base_made_ms.get(run.key_groups(subtask).start, 0)
+    base_ms = clock.base_made_ms.get(context.key_groups.start, 0)
     if not settings.materialize_enabled or not is_due_since(base_ms):
         return
     with ExitStack() as held:
@@ -99,9 +94,9 @@ def start_if_due(
                 manager, subtask, replace(progress, failures=progress.failures + 1, error=_KILLED)
             )
             order = Order(
-                run=run,
+                run=context.run,
                 executor_root=manager.executor_root,
-                batch=batch,
+                batch=context.batch,
                 subtask=subtask,
                 now_ms=clock.now_ms,
             )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import cairn.segments.format as segment_format
-from cairn.batch_ref import BatchRef
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import Materialized, Replay, install, replay_of
 from cairn.errors import RefusedError
@@ -25,13 +24,10 @@ from cairn.runtime.commit.file_pool import Slot, shared_slot
 from cairn.runtime.commit.physical_files import FileWrite, write_files
 from cairn.runtime.commit.uploads import Target
 from cairn.runtime.executor.local_store import LocalReader
-from cairn.runtime.executor.run_context import RunContext
-from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.materialization.increment import net_changes, touched_by
 from cairn.segments.reader import read_segments
-from cairn.settings import Settings
 from cairn.state.view import PUT, Changes
-from cairn.storage.store import ObjectStore
 from metastore.enums import Scope, SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -67,10 +63,7 @@ Compute = Callable[[Iterator[Encoded]], Iterator[Encoded]]
 
 
 def materialize(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
+    context: SubtaskContext,
     reader: LocalReader,
     *,
     full_from_share: float = FULL_FROM_SHARE,
@@ -85,10 +78,10 @@ def materialize(
         FencedError: a newer run has begun a batch.
         StorageError, MetastoreError: it may be tried again; the written bytes have no handle.
     """
-    run, position = manager.run, reader.position()
+    run, subtask, position = context.run, context.subtask, reader.position()
     if position is None or position.checkpoint_id == 0 or position.epoch > run.epoch:
         return None
-    key_groups, as_of = run.key_groups(subtask), position.checkpoint_id
+    key_groups, as_of = context.key_groups, position.checkpoint_id
     replay = run.catalog.run(
         f"find what subtask {subtask} of job {run.job} would replay",
         lambda connection: replay_of(connection, run.job_id, as_of, key_groups),
@@ -98,25 +91,24 @@ def materialize(
     replaced: Sequence[SegmentHandle] | None = None
     if replay.is_based and replay.share <= full_from_share:
         replaced = replay.changes
-        parts = _increment(reader, store, run.job, replay, key_groups)
+        parts = _increment(context, reader, replay)
     else:
         parts = chunks(reader, key_groups, CHUNK_BYTES)
     kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
-    encoded = (_encode(run, subtask, kind, chunk, as_of) for chunk in parts)
+    encoded = (_encode(context, kind, chunk, as_of) for chunk in parts)
     with ExitStack() as held:
-        slot = shared_slot(manager, subtask, held)
-        written = _write_all(manager, store, batch, subtask, compute(encoded), as_of, slot)
+        slot = shared_slot(context.manager, subtask, held)
+        written = _write_all(context, compute(encoded), as_of, slot)
         run.catalog.run(
             f"install the materialization of subtask {subtask} of job {run.job}",
-            lambda connection: install(connection, batch, subtask, written, replaced),
+            lambda connection: install(connection, context.batch, subtask, written, replaced),
         )
-        _leave_open(slot, subtask, *written[-1], run.settings)
+        _leave_open(slot, context, *written[-1])
     return Materialized.of([handle for _, handle in written])
 
 
-def _increment(
-    reader: LocalReader, store: ObjectStore, job: str, replay: Replay, key_groups: KeyGroupRange
-) -> Iterator[Chunk]:
+def _increment(context: SubtaskContext, reader: LocalReader, replay: Replay) -> Iterator[Chunk]:
+    store, job, key_groups = context.store, context.run.job, context.key_groups
     segments = read_segments(store, replay.changes, job=job, key_groups=key_groups)
     touched = touched_by(changes for _, changes in segments)
     changes = (net_changes(reader, touched.get(group, ())) for group in _each(key_groups))
@@ -155,9 +147,10 @@ def _chunked(
 
 
 def _encode(
-    run: RunContext, subtask: int, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
+    context: SubtaskContext, kind: SegmentKind, chunk: Chunk, as_of_checkpoint: int
 ) -> Encoded:
-    metadata = segment_format.segment_metadata(run.job, as_of_checkpoint, subtask, kind)
+    job, subtask = context.run.job, context.subtask
+    metadata = segment_format.segment_metadata(job, as_of_checkpoint, subtask, kind)
     data = segment_format.encode(chunk.changes, metadata=metadata)
     spec = SegmentSpec.of(
         data,
@@ -170,10 +163,7 @@ def _encode(
 
 
 def _write_all(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
+    context: SubtaskContext,
     segments: Iterable[Encoded],
     as_of_checkpoint: int,
     slot: Slot | None,
@@ -181,54 +171,50 @@ def _write_all(
     """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
     appends_to = slot.give_up() if slot is not None else None
     written: list[tuple[WrittenFile, SegmentHandle]] = []
-    write = partial(_write, manager, store, batch, subtask)
-    for file in fill_files(segments, lambda s: len(s.data), manager.run.settings, appends_to):
+    for file in fill_files(segments, lambda s: len(s.data), context.settings, appends_to):
         try:
-            written += write(file, as_of_checkpoint, appends_to)
+            written += _write(context, file, as_of_checkpoint, appends_to)
         except RefusedError as refused:
             # Nothing of it has a handle. Cleanup may have deleted the file that was to be
             # continued, once another executor's bases replaced all segments in it.
             if appends_to is None:
                 raise
-            facts = {"job": batch.job, "subtask": subtask, "error": str(refused)}
+            facts = {"job": context.run.job, "subtask": context.subtask, "error": str(refused)}
             _log.warning("materialization refused; again, to a new file", extra=facts)
-            written += write(file, as_of_checkpoint, None)
+            written += _write(context, file, as_of_checkpoint, None)
         appends_to = None
     return written
 
 
 def _leave_open(
-    slot: Slot | None, subtask: int, last: WrittenFile, handle: SegmentHandle, settings: Settings
+    slot: Slot | None, context: SubtaskContext, last: WrittenFile, handle: SegmentHandle
 ) -> None:
-    if slot is not None and not is_full(last.size_bytes, settings):
+    if slot is not None and not is_full(last.size_bytes, context.settings):
         slot.keep(
             AppendableFile(
                 file_id=last.file_id,
                 path=handle.path,
                 size_bytes=last.size_bytes,
-                subtasks=frozenset({subtask}),
+                subtasks=frozenset({context.subtask}),
             )
         )
 
 
 def _write(
-    manager: TaskManager,
-    store: ObjectStore,
-    batch: BatchRef,
-    subtask: int,
+    context: SubtaskContext,
     segments: Sequence[Encoded],
     as_of_checkpoint: int,
     appends_to: AppendableFile | None,
 ) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
     """Writes one file, or the end of one; yields each of its segments with it."""
-    run = manager.run
+    run, subtask = context.run, context.subtask
     directory = run.shared_directory(subtask) if run.settings.merging_enabled else None
     path_of = partial(shared_file, run.job_id, subtask, run.parallelism)
     if directory is None:
         path_of = partial(exclusive_file, run.job_id, as_of_checkpoint, subtask)
-    target = Target(batch=batch, scope=Scope.SHARED, path_of=path_of, is_changelog=False)
+    target = Target(batch=context.batch, scope=Scope.SHARED, path_of=path_of, is_changelog=False)
     write = FileWrite(target, lambda: [segment.data for segment in segments], appends_to)
-    [written] = write_files(manager, store, [write], claim=directory)
+    [written] = write_files(context.manager, context.store, [write], claim=directory)
     offset = appends_to.size_bytes if appends_to else 0
     for segment in segments:
         yield written.file, segment.spec.at(written.path, offset)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.begin import BatchStart
-from cairn.runtime.commit.changelog import AttemptRef, Changelog
+from cairn.runtime.commit.changelog import Changelog
 from cairn.runtime.commit.commit_files import Request, SubtaskResult
 from cairn.runtime.commit.group_commit import Running, ask, commit
 from cairn.runtime.executor.local_store import LocalReader
 from cairn.runtime.executor.parent_state import parent_state
-from cairn.runtime.executor.spool import SpooledSegment
+from cairn.runtime.executor.spool import Spool, SpooledSegment
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.schedule import start_if_due
 from cairn.runtime.processing.task_input import InputCounts
@@ -71,6 +72,21 @@ class Attempt:
             finally:
                 self.early.shutdown(wait=False, cancel_futures=True)
 
+    def context_of(self, subtask: int) -> SubtaskContext:
+        """Returns the context of one of the task's subtasks."""
+        return SubtaskContext(
+            manager=self.manager, store=self.store, batch=self.batch, subtask=subtask
+        )
+
+    def spool_of(self, subtask: int) -> Spool:
+        """Returns the place of the segments that the attempt makes of a subtask."""
+        return Spool(
+            manager=self.manager,
+            checkpoint_id=self.start.checkpoint_id,
+            attempt_id=self.attempt_id,
+            subtask=subtask,
+        )
+
     def run_subtask(
         self, subtask: int, counts: InputCounts, work: Callable[[LocalReader, Changelog], Overlay]
     ) -> FinishedSubtask:
@@ -78,26 +94,17 @@ class Attempt:
 
         `work` may append to the log what it takes from its overlay.
         """
-        began = time.monotonic()
-        with parent_state(self.manager, self.store, subtask, self.start) as reader:
+        began, context = time.monotonic(), self.context_of(subtask)
+        with parent_state(context, self.start) as reader:
             restore_ms = round((time.monotonic() - began) * 1000)
-            clock, weight = self.start.clock, reader.weight()
-            start_if_due(self.manager, self.batch, clock, subtask, weight)
+            start_if_due(context, self.start.clock, reader.weight())
             log = self.open_log(subtask)
             overlay = work(reader, log)
         return self.spool(log, overlay, counts, restore_ms)
 
     def open_log(self, subtask: int) -> Changelog:
         """Returns the log of a subtask whose local state is the parent's, truncated up to there."""
-        checkpoint_id = self.start.checkpoint_id
-        attempt = AttemptRef(
-            manager=self.manager,
-            store=self.store,
-            batch=self.batch,
-            checkpoint_id=checkpoint_id,
-            attempt_id=self.attempt_id,
-        )
-        log = Changelog(attempt, subtask, self.early)
+        log = Changelog(self.context_of(subtask), self.spool_of(subtask), self.early)
         log.truncate(before=log.last_appended())
         return log
 

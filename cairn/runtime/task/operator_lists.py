@@ -99,12 +99,6 @@ def spool_lists(attempt: Attempt, finished: FinishedSubtask, lists: Lists) -> Fi
     entries = sum(map(len, lists.values()))
     if not entries:
         return finished
-    kind, start = SegmentKind.OPERATOR, attempt.start
-    spool = Spool(
-        manager=attempt.manager,
-        checkpoint_id=start.checkpoint_id,
-        attempt_id=attempt.attempt_id,
-        subtask=finished.log.subtask,
-    )
+    kind, spool = SegmentKind.OPERATOR, attempt.spool_of(finished.log.subtask)
     segment = spool.add(encode(lists, metadata=spool.metadata(kind)), entries, kind)
     return replace(finished, lists=(segment,))

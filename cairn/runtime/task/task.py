@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -68,54 +69,53 @@ def run_task(
         output = Output(spill, memory_bytes)
         with attempt.running():
             task_input.read(batches)
-            parents = ParentLists(attempt)
-            attempt.commit(
-                [_run_subtask(operator, attempt, s, task_input, output, parents) for s in subtasks]
+            task = _Task(
+                operator=operator,
+                attempt=attempt,
+                input=task_input,
+                output=output,
+                parents=ParentLists(attempt),
             )
+            attempt.commit([task.run_subtask(subtask) for subtask in subtasks])
         if run.settings.manifest_interval and context.partitionId() == 0:
             write_manifest_if_due(manager, attempt.store, start.parent)
         yield from output.read()
 
 
-def _run_subtask(
-    operator: OperatorSpec,
-    attempt: Attempt,
-    subtask: int,
-    task_input: TaskInput,
-    output: Output,
-    parents: ParentLists,
-) -> FinishedSubtask:
-    lists = parents.of(subtask)
-    work = partial(_process, operator, attempt, subtask, task_input, output, lists)
-    finished = attempt.run_subtask(subtask, task_input.counts(subtask), work)
-    return spool_lists(attempt, finished, lists)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What a task does for each of its subtasks, one after the other."""
 
+    operator: OperatorSpec
+    attempt: Attempt
+    input: TaskInput
+    output: Output
+    parents: ParentLists
 
-def _process(
-    operator: OperatorSpec,
-    attempt: Attempt,
-    subtask: int,
-    task_input: TaskInput,
-    output: Output,
-    lists: Lists,
-    reader: LocalReader,
-    log: Changelog,
-) -> Overlay:
-    run, start = attempt.manager.run, attempt.start
-    first_rows = [rows for rows in run.initial_rows if rows.subtask == subtask]
-    return process(
-        operator,
-        Share(run.key_groups(subtask), run.settings.max_parallelism),
-        reader,
-        _times(operator, start),
-        initial=read_initial_rows(attempt.store, run.job, first_rows) if not start.parent else [],
-        rows=task_input.keyed_rows(subtask),
-        emit=partial(_emit, operator, start.late_watermark_ms, output),
-        persist=partial(
-            PreemptivePersist, log=log, threshold_bytes=run.settings.preemptive_persist_bytes
-        ),
-        lists=lists,
-    )
+    def run_subtask(self, subtask: int) -> FinishedSubtask:
+        lists = self.parents.of(subtask)
+        work = partial(self._process, subtask, lists)
+        finished = self.attempt.run_subtask(subtask, self.input.counts(subtask), work)
+        return spool_lists(self.attempt, finished, lists)
+
+    def _process(self, subtask: int, lists: Lists, reader: LocalReader, log: Changelog) -> Overlay:
+        operator, start = self.operator, self.attempt.start
+        run, settings = self.attempt.manager.run, self.attempt.manager.run.settings
+        first_rows = [rows for rows in run.initial_rows if rows.subtask == subtask]
+        initial = [] if start.parent else read_initial_rows(self.attempt.store, run.job, first_rows)
+        return process(
+            operator,
+            Share(run.key_groups(subtask), settings.max_parallelism),
+            reader,
+            _times(operator, start),
+            initial=initial,
+            rows=self.input.keyed_rows(subtask),
+            emit=partial(_emit, operator, start.late_watermark_ms, self.output),
+            persist=partial(
+                PreemptivePersist, log=log, threshold_bytes=settings.preemptive_persist_bytes
+            ),
+            lists=lists,
+        )
 
 
 def _emit(operator: OperatorSpec, late_ms: int, output: Output, batch: pa.RecordBatch) -> None:

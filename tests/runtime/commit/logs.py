@@ -88,7 +88,7 @@ class Query:
         )
         with (
             attempt.running(),
-            parent_state(manager, attempt.store, subtask, attempt.start) as reader,
+            parent_state(attempt.context_of(subtask), attempt.start) as reader,
         ):
             yield Work(attempt, attempt.open_log(subtask), Overlay(reader))
 

@@ -27,6 +27,7 @@ import pytest
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.changelog import SequenceNumber
 from cairn.runtime.executor.local_store import open_local
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.materialization.write import materialize
 from cairn.storage.posix import PosixStore
 from metastore.enums import SegmentKind
@@ -65,9 +66,10 @@ class SlowStore(PosixStore):
 
 def materialization(query: Query, store: PosixStore, batch_id: int) -> Any:
     """Materializes the subtask, as its process does."""
-    with open_local(query.manager.subtask_directory(0)).read() as reader:
-        batch = query.plan.batch(QUERY, batch_id)
-        return materialize(query.manager, store, batch, 0, reader, full_from_share=-1)
+    batch = query.plan.batch(QUERY, batch_id)
+    context = SubtaskContext(manager=query.manager, store=store, batch=batch, subtask=0)
+    with open_local(context.directory).read() as reader:
+        return materialize(context, reader, full_from_share=-1)
 
 
 @contextmanager

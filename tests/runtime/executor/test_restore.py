@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,11 @@ from cairn.catalog.catalog import dispose_engines
 from cairn.errors import CorruptSegmentError, FencedError, StorageError
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.runtime.executor import spool
 from cairn.runtime.executor.local_store import Position, open_local
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.state.entries import entry_prefix, split
 from cairn.storage import open_store
@@ -133,7 +136,10 @@ def test_a_new_run_on_the_same_host_reads_only_the_objects_newer_than_local_stat
 
 
 @pytest.mark.parametrize("lost", ["local state", "spool", "both"])
-def test_what_an_executor_has_lost_is_read_from_storage(stream: Stream, lost: str) -> None:
+def test_what_an_executor_has_lost_is_read_from_storage(
+    stream: Stream, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=spool.__name__)
     for batch_id in range(4):
         stream.batch(batch_id, materializes=[batch_id % 2])
     manager = TaskManager(stream.plan, "one")
@@ -144,16 +150,22 @@ def test_what_an_executor_has_lost_is_read_from_storage(stream: Stream, lost: st
             stream.plan,
             settings=replace(stream.plan.settings, local_dir=f"{stream.local_dir}-new"),
         )
+    caplog.clear()
     stream.batch(4)
     assert read_back(stream.plan, 5) == remembered(5)
+    missed = [record for record in caplog.records if "not in the spool" in record.message]
+    assert len(missed) == (2 if lost == "spool" else 0), "one segment of each subtask"
 
 
-def test_a_spooled_segment_that_is_not_the_one_acknowledged_is_not_used(stream: Stream) -> None:
+def test_a_spooled_segment_that_is_not_the_one_acknowledged_is_not_used(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
     stream.batch(0)
     for spooled in (TaskManager(stream.plan, "one").directory / "spool").glob("*/*"):
         spooled.write_bytes(b"half of it")
     stream.batch(1)
     assert read_back(stream.plan, 2) == remembered(2)
+    assert caplog.text.count("segment damaged in the spool") == 2
 
 
 def test_the_spool_of_an_attempt_that_lost_is_not_used(stream: Stream) -> None:
@@ -222,8 +234,8 @@ def test_a_zombie_of_an_older_run_neither_moves_local_state_back_nor_reads_it(
     stream: Stream,
 ) -> None:
     stream.batch(0)
-    older, store = TaskManager(stream.plan, "two"), open_store(stream.storage)
-    start = older.begin(stream.plan.batch(QUERY, 1))
+    older, batch = TaskManager(stream.plan, "two"), stream.plan.batch(QUERY, 1)
+    store, start = open_store(stream.storage), older.begin(batch)
     zombie = stream.task(1, 0, executor="two").steps()
     assert next(zombie) == "begun"
     stream.restart()
@@ -231,7 +243,7 @@ def test_a_zombie_of_an_older_run_neither_moves_local_state_back_nor_reads_it(
     before = stream.local(0)
     with (
         pytest.raises(FencedError, match="moved the local state on"),
-        parent_state(older, store, 0, start),
+        parent_state(SubtaskContext(manager=older, store=store, batch=batch, subtask=0), start),
     ):
         pass
     with pytest.raises(FencedError, match="a newer run removes it"):

@@ -23,11 +23,13 @@ from cairn.errors import RefusedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.local_store import Weight
+from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization import schedule as materializer
 from cairn.runtime.materialization.order import Order, carry_out
 from cairn.runtime.materialization.progress import Progress, progress_of
 from cairn.runtime.materialization.schedule import lock_file, start_if_due
+from cairn.storage import open_store
 from tests.runtime.commit.uploading import until
 from tests.runtime.tasks import (
     BIG,
@@ -70,7 +72,9 @@ class Stream:
 
     def start(self, clock: Clock = DUE, weight: Weight = LIGHT) -> None:
         batch = self.plan.batch(QUERY, self.batches - 1)
-        start_if_due(self.manager, batch, clock, 0, weight)
+        store = open_store(self.plan.storage)
+        context = SubtaskContext(manager=self.manager, store=store, batch=batch, subtask=0)
+        start_if_due(context, clock, weight)
 
     def materialize(self, clock: Clock = DUE) -> None:
         self.start(clock)
