@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cairn.keygroups import KeyGroupRange
@@ -18,6 +18,7 @@ from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 GROUPS = KeyGroupRange(0, 3)
 LONG = b"long" * 200
 """Longer than LMDB's keys."""
+KEY = entry_prefix(0, 1, b"a")
 
 groups = st.integers(GROUPS.start, GROUPS.end - 1)
 names = st.sampled_from([b"", b"a", b"ab", LONG, LONG + b"b"])
@@ -52,6 +53,7 @@ def increment(reader: LocalReader, parts: list[Changes]) -> Changes:
 
 @settings(max_examples=150, deadline=None)
 @given(made=batches, split=st.integers(0, 6), overlap=st.integers(0, 6))
+@example(made=[[(PUT, KEY, b"1")], [(DELETE, KEY, None)]], split=1, overlap=0)
 def test_an_increment_brings_every_state_since_its_base_to_that_of_its_snapshot(
     made: list[list[tuple[int, bytes, bytes | None]]], split: int, overlap: int
 ) -> None:
