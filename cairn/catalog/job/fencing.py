@@ -14,12 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tuple[Any, ...]]:
-    """Locks the job's row until the transaction ends, and returns it.
+    """Locks the job's row until the transaction ends; returns its names, epoch, query, next id.
 
     Beginning a batch takes the exclusive lock, so under either lock no newer run begins.
     """
+    # Twice in every group commit, so without the key's schema, which may be long.
     return connection.execute(
-        select(Job.__table__).where(Job.job_id == job_id).with_for_update(read=not exclusive)
+        select(Job.current_epoch, Job.query_id, Job.next_checkpoint_id, Job.name, Job.job_id)
+        .where(Job.job_id == job_id)
+        .with_for_update(read=not exclusive)
     ).one()
 
 

@@ -30,7 +30,7 @@ from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
+from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +147,9 @@ def newest_manifest(connection: Connection, job_id: str) -> int:
 
 def _describe(connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int) -> Manifest:
     found = connection.execute(
-        select(Checkpoint.__table__, Run.run_id)
+        select(Checkpoint.__table__, Run.run_id, Job.max_parallelism, Job.key_schema, Job.time_mode)
         .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .join(Job, Job.job_id == Checkpoint.job_id)
         .where(Checkpoint.job_id == job.job_id, Checkpoint.checkpoint_id == checkpoint_id)
     ).one_or_none()
     if found is None or found.status != CheckpointStatus.CONFIRMED:
@@ -162,9 +163,9 @@ def _describe(connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id:
     return Manifest(
         job=job.name,
         job_id=job.job_id,
-        max_parallelism=job.max_parallelism,
-        key_schema=job.key_schema,
-        time_mode=job.time_mode,
+        max_parallelism=found.max_parallelism,
+        key_schema=found.key_schema,
+        time_mode=found.time_mode,
         checkpoint_id=checkpoint_id,
         parent_checkpoint=found.parent_checkpoint,
         query_id=found.query_id,

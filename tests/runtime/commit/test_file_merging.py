@@ -51,10 +51,10 @@ def test_with_the_defaults_a_commit_is_an_intent_a_put_and_an_ack(stream: Stream
     assert store.requests == ["put"]
     assert len(commits) == 2
     assert statements == [
-        "SELECT cairn.jobs.current_epoch, cairn.jobs.query_id",
+        "SELECT cairn.jobs.current_epoch, cairn.jobs.query_id,",
         "INSERT INTO cairn.physical_files",
         "UPDATE cairn.jobs SET",
-        "SELECT cairn.jobs.current_epoch, cairn.jobs.query_id",
+        "SELECT cairn.jobs.current_epoch, cairn.jobs.query_id,",
         "SELECT cairn.checkpoints.status, cairn.checkpoints.epoch",
         "SELECT cairn.subtask_acks.subtask, cairn.subtask_acks.task_attempt",
         "UPDATE cairn.physical_files SET",
