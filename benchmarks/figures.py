@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.materializers import BATCHES_SKIPPED, NEAR_BATCHES
+from benchmarks.materializations import BATCHES_SKIPPED, NEAR_BATCHES
 from benchmarks.results import Repetition, Result
 from benchmarks.workloads import (
     CAIRN,

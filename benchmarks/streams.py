@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import cairn
-from benchmarks.materializers import MaterializerWatch
+from benchmarks.materializations import MaterializationWatch
 from benchmarks.results import Repetition
 from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
@@ -96,7 +96,7 @@ class Stream:
             query = writer.foreachBatch(lambda df, _: tables.append(df.toArrow())).start()
         else:
             query = writer.format("noop").start()
-        watch = MaterializerWatch()
+        watch = MaterializationWatch()
         try:
             with watch:
                 query.awaitTermination()

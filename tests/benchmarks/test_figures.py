@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.figures import Spread, figures, targets
-from benchmarks.materializers import BATCHES_SKIPPED, NEAR_BATCHES
+from benchmarks.materializations import BATCHES_SKIPPED, NEAR_BATCHES
 from benchmarks.report import plot
 from benchmarks.results import Repetition, Result
 from benchmarks.workloads import WORKLOADS, Workload

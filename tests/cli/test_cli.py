@@ -213,7 +213,7 @@ def test_cleanup_frees_what_only_old_checkpoints_needed(cairn: Cairn, job: State
     assert cairn("state", "clicks", "--json").json == [count(1, 4)]
 
 
-def test_cleanup_of_all_goes_on_after_a_job_whose_files_cannot_be_deleted(
+def test_cleanup_of_all_continues_after_a_job_whose_files_cannot_be_deleted(
     cairn: Cairn, metastore_url: str, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
@@ -236,7 +236,7 @@ def test_cleanup_of_all_goes_on_after_a_job_whose_files_cannot_be_deleted(
     assert sum("tried 1 times, last error: " in words for words in because) == 3
 
 
-def test_cleanup_of_all_goes_on_after_a_job_whose_storage_is_refused(
+def test_cleanup_of_all_continues_after_a_job_whose_storage_is_refused(
     cairn: Cairn, metastore_url: str, tmp_storage: str
 ) -> None:
     StatefulJob(metastore_url, "ftp://nowhere", name="a").register()

@@ -54,7 +54,7 @@ def test_every_output_mode_gives_what_the_processor_yields(
     assert found == [Row(key="a", n=2), Row(key="no n", n=None)]
 
 
-def test_emitted_event_time_is_what_a_window_after_it_goes_by(engine: Engine) -> None:
+def test_emitted_event_time_is_what_a_window_after_it_follows(engine: Engine) -> None:
     batches = [(25, "5 6 12 null"), (41, "30"), (59, "55"), (60, "60"), (61, "70")]
     emitted = emit(engine, batches)
     counts = emitted.groupBy(F.window("at", "10 seconds")).count()

@@ -66,14 +66,16 @@ def test_a_stored_plan_reads_back_with_its_digest(job: SyntheticJob) -> None:
     assert SubsumptionPlan.from_json(plan).sha256 == sha256
 
 
-def test_checkpoints_stay_that_the_job_has_come_to_retain(job: SyntheticJob) -> None:
+def test_checkpoints_stay_that_the_job_retains_since(job: SyntheticJob) -> None:
     stored = Stored.of(job)
     job.execute("UPDATE cairn.jobs SET num_retained = 4 WHERE job_id = :job")
     # 2 to 5 are retained now, and 2 needs the changelog of 1: only leftovers go.
     assert stored.apply() == Applied(subsumed_checkpoints=1, dead_segments=0, condemned_files=3)
 
 
-def test_checkpoints_stay_that_were_pinned_since_and_the_rest_goes(job: SyntheticJob) -> None:
+def test_checkpoints_stay_that_were_pinned_since_and_the_others_are_subsumed(
+    job: SyntheticJob,
+) -> None:
     stored = Stored.of(job)
     job.execute(
         "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"

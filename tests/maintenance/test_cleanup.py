@@ -311,7 +311,7 @@ def test_more_pins_than_fit_one_plan_hide_nothing_that_can_go(
     assert report.deleted_files >= job.DOOMED
 
 
-def test_a_backlog_larger_than_one_plan_goes_in_one_cleanup(job: SyntheticJob) -> None:
+def test_a_backlog_larger_than_one_plan_is_deleted_in_one_cleanup(job: SyntheticJob) -> None:
     number = PLAN_ROWS + 200
     add_confirmed(job, number)
     job.execute(

@@ -114,7 +114,7 @@ def test_two_attempts_that_install_the_same_state_leave_one_base(steps: Steps) -
     assert steps.file_facts(two[0]) == ("SEALED", 1, SIZE_BYTES)
 
 
-def test_a_zombies_older_base_is_replayed_before_the_newer_one_and_goes_with_the_next(
+def test_a_zombies_older_base_is_replayed_before_the_newer_one_and_released_by_the_next(
     steps: Steps,
 ) -> None:
     confirmed(steps, 3)

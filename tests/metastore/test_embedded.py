@@ -157,7 +157,7 @@ def test_locale_that_this_machine_lacks_is_no_obstacle(
     assert starter.returncode == 0
 
 
-def test_what_a_killed_initdb_left_behind_goes(directory: Path) -> None:
+def test_what_a_killed_initdb_left_behind_is_removed(directory: Path) -> None:
     left = directory / "unfinished-x" / "base"
     left.mkdir(parents=True)
     resolve_url(f"embedded:{directory}")

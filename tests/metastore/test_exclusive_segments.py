@@ -172,7 +172,7 @@ def test_cleanup_takes_lists_with_their_checkpoint_and_not_before(steps: Steps) 
     assert {status(steps, id_of(ack)) for ack in made[0][1]} == {"DEAD"}
 
 
-def test_segments_of_pinned_checkpoints_hide_nothing_that_can_go(
+def test_segments_of_pinned_checkpoints_hide_nothing_that_can_be_deleted(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.catalog.cleanup.snapshot.PLAN_ROWS", 4)

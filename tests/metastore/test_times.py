@@ -86,7 +86,7 @@ def watermark(seen: Sequence[int | None], delays_ms: Sequence[int]) -> int:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(first_delays=delays, stream=st.lists(batches(), min_size=1, max_size=5))
-def test_times_of_a_batch_stay_and_never_go_back(
+def test_times_of_a_batch_stay_and_never_decrease(
     shared_metastore_url: str, first_delays: tuple[int, ...], stream: list[Batch]
 ) -> None:
     steps = Steps(shared_metastore_url, "file:///nowhere")

@@ -83,7 +83,9 @@ def make(rows: Rows, table: type[Base], status: str) -> Any:
 
 
 @pytest.mark.parametrize(("table", "old", "new"), STEPS)
-def test_status_goes_only_the_legal_ways(rows: Rows, table: type[Base], old: str, new: str) -> None:
+def test_a_status_changes_only_in_the_legal_ways(
+    rows: Rows, table: type[Base], old: str, new: str
+) -> None:
     which = make(rows, table, old)
     step = update(table).where(which, rows.own(table)).values(status=new, **sealed_size(table, new))
     if (old, new) in LEGAL[table]:

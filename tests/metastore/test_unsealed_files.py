@@ -70,7 +70,9 @@ def test_cleanup_takes_a_file_that_was_never_sealed_once_its_batch_is_over(steps
     assert steps.file_facts(winner)[0] == "SEALED"
 
 
-def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_go_on(steps: Steps) -> None:
+def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_continue(
+    steps: Steps,
+) -> None:
     epoch = steps.register()
     batch = steps.ref(epoch, 0)
     steps.begin(batch)

@@ -121,7 +121,7 @@ def test_maintainer_plans_applies_and_deletes(
     assert {stored.path for stored in store.list("")} == paths(written, "SEALED")
 
 
-def test_writer_goes_on_with_operator_lists_and_maintainer_takes_old_ones(
+def test_writer_continues_with_operator_lists_and_maintainer_condemns_old_ones(
     logins: dict[str, str], store: ObjectStore
 ) -> None:
     job = Steps(logins["cairn_writer"], store.url)

@@ -87,7 +87,7 @@ def go_on(query: Query, batches: int) -> int:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 8])
-def test_a_new_job_goes_on_from_the_manifest_at_any_parallelism_without_the_source(
+def test_a_new_job_continues_from_the_manifest_at_any_parallelism_without_the_source(
     source: Query, target: Query, parallelism: int
 ) -> None:
     assert build(target, url_of(source), parallelism)
@@ -211,7 +211,7 @@ def test_a_plan_that_began_while_another_restored_is_refused_to_the_latter(
     assert target.state(1) == remembered(1)
 
 
-def test_an_older_plan_without_restore_goes_on_from_what_a_newer_one_restored(
+def test_an_older_plan_without_restore_continues_from_what_a_newer_one_restored(
     source: Query, target: Query
 ) -> None:
     older = replace_query(target).start(2)
@@ -285,7 +285,7 @@ def test_a_url_that_is_no_manifests_is_refused(url: str) -> None:
         check_manifest_url(url)
 
 
-def test_times_and_variables_go_on_from_the_manifest(
+def test_times_and_variables_continue_from_the_manifest(
     metastore_url: str, tmp_storage: str, tmp_path: Path
 ) -> None:
     source = StatefulJob(metastore_url, tmp_storage)

@@ -109,7 +109,7 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_a_query_goes_on_with_its_lists_after_the_metastore_was_rebuilt(
+def test_a_query_continues_with_its_lists_after_the_metastore_was_rebuilt(
     source: Query, other_url: str, notes: Notes, parallelism: int
 ) -> None:
     saved = notes.after

@@ -69,7 +69,7 @@ def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, other
 
 @pytest.mark.parametrize("parallelism", [3, 2])
 @pytest.mark.parametrize("has_local_state", [True, False])
-def test_the_query_goes_on_with_the_batch_after_the_newest_manifest(
+def test_the_query_continues_with_the_batch_after_the_newest_manifest(
     lost: Query, other_url: str, parallelism: int, has_local_state: bool
 ) -> None:
     if not has_local_state:

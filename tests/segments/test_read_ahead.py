@@ -94,7 +94,7 @@ def test_segments_that_are_read_ahead_have_bounded_bytes_but_one_of_any_size_is_
         assert 1 <= watched.most <= most
 
 
-def test_a_segment_without_changes_has_one_part_without_any(store: PosixStore) -> None:
+def test_a_segment_without_changes_has_one_batch_without_any(store: PosixStore) -> None:
     segments = [changes(0), Changes([], [], []), changes(2)]
     handles = written(store, segments)
     assert list(read_segments(store, handles, job="words")) == list(

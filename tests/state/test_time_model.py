@@ -172,7 +172,7 @@ def check_indexes(committed: DictState, models: dict[Any, Model], now_ms: int) -
 
 @settings(deadline=None)
 @given(work=st.lists(batches, min_size=1, max_size=5))
-def test_state_with_ttl_and_timers_equals_the_model_as_time_goes_on(
+def test_state_with_ttl_and_timers_equals_the_model_as_time_passes(
     make_committed: type[DictState], work: list[tuple[int, int, list[Any]]]
 ) -> None:
     committed, models, now_ms = make_committed(), {key: Model() for key in KEYS}, 0

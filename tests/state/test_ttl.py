@@ -213,7 +213,7 @@ def test_purging_costs_a_scan_per_key_group_and_what_is_due(committed: DictState
     ],
 )
 @pytest.mark.parametrize("mode", [TimeMode.NONE, TimeMode.EVENT_TIME])
-def test_ttl_goes_by_processing_time_only(
+def test_ttl_counts_processing_time_only(
     committed: DictState, call: Callable[[Any], Any], mode: TimeMode
 ) -> None:
     in_task = StateHandle({}, Overlay(committed), times=BatchTimes(mode, 1, 1))

@@ -120,7 +120,7 @@ def lose(settings: Settings, url: str) -> Settings:
     return replace(settings, metastore=url)
 
 
-def test_a_query_goes_on_exactly_once_with_a_rebuilt_metastore(
+def test_a_query_continues_exactly_once_with_a_rebuilt_metastore(
     spark: SparkSession, stream: MakeStream, other_url: str
 ) -> None:
     settings = stream(5, options={"cairn.manifest-interval": "1"})

@@ -120,7 +120,7 @@ class Query:
             return [value for _, value in reader.range(EVERYTHING)]
 
     def spooled(self, subtask: int = 0) -> list[tuple[int, int]]:
-        """Returns checkpoint and number of the parts in the spool."""
+        """Returns checkpoint and number of the segments in the spool."""
         names = [file.name for file in self.manager.spool_directory(subtask).iterdir()]
         return sorted((int(name.split("-")[0]), int(name.split("-")[1])) for name in names)
 

@@ -47,7 +47,7 @@ def clean(stream: Stream) -> None:
     cleanup_job(stream.plan.catalog, stream.plan.job)
 
 
-def test_checkpoints_go_on_with_one_file_each_by_one_append(stream: Stream) -> None:
+def test_checkpoints_continue_one_file_each_by_one_append(stream: Stream) -> None:
     store = CountingStore(stream.storage)
     for batch in range(4):
         stream.batch(store=store)
@@ -65,7 +65,7 @@ def test_without_the_option_every_checkpoint_has_a_file_of_its_own(stream: Strea
     assert [live for _, _, live in files(stream.plan)] == [2, 2, 2]
 
 
-def test_merging_that_is_off_never_goes_on_with_a_file(stream: Stream) -> None:
+def test_merging_that_is_off_never_continues_a_file(stream: Stream) -> None:
     stream.restart(parallelism=2, across_checkpoint_boundary=True, enabled=False)
     for _ in range(3):
         stream.batch()
@@ -103,7 +103,7 @@ def shared(stream: Stream) -> list[tuple[str, int, int]]:
     return [found for found in files(stream.plan) if found[0].startswith("shared/")]
 
 
-def test_materializations_go_on_with_one_file_a_subtask(stream: Stream) -> None:
+def test_materializations_continue_one_file_a_subtask(stream: Stream) -> None:
     stream.batch()
     store = CountingStore(stream.storage)
     for times in range(1, 4):
@@ -158,7 +158,7 @@ def test_a_materialization_whose_file_was_deleted_takes_a_new_one(stream: Stream
     stream.assert_whole()
 
 
-def test_a_newer_run_goes_on_with_no_file_of_an_older_one(stream: Stream) -> None:
+def test_a_newer_run_continues_no_file_of_an_older_one(stream: Stream) -> None:
     stream.batch()
     before = files(stream.plan)
     stream.restart(parallelism=2, across_checkpoint_boundary=True)
@@ -301,7 +301,9 @@ def test_a_late_attempt_neither_changes_nor_hides_a_later_checkpoints_bytes(
 
 
 @pytest.mark.parametrize("kill_at", KILLS)
-def test_whoever_is_killed_while_a_file_goes_on_loses_nothing(stream: Stream, kill_at: str) -> None:
+def test_whoever_is_killed_while_a_file_is_continued_loses_nothing(
+    stream: Stream, kill_at: str
+) -> None:
     stream.batch()
     pipe, other_end = FORKS.Pipe()
     arguments = (other_end, facts_of(stream.plan), "executor", 0, kill_at, 1)

@@ -1,4 +1,4 @@
-"""The changelog of an attempt: its parts, its places, what is uploaded when, what goes."""
+"""The changelog of an attempt: its segments, its places, uploads and truncation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(number: int, checkpoint_id: int = 1) -> SequenceNumber:
     return SequenceNumber(checkpoint_id, number)
 
 
-def test_a_part_ends_when_it_is_asked_for_and_not_before(query: Query) -> None:
+def test_a_segment_ends_when_it_is_asked_for_and_not_before(query: Query) -> None:
     with query.batch(0) as work:
         work.add()
         assert work.log.last_appended() == place(0), "nothing was appended"
@@ -85,7 +85,7 @@ def test_what_was_uploaded_early_is_not_uploaded_again(query: Query) -> None:
     ]
 
 
-def test_an_upload_under_way_is_waited_for_and_one_that_waits_goes_with_the_commit(
+def test_an_upload_under_way_is_waited_for_and_one_that_waits_is_left_to_the_commit(
     query: Query, gate: threading.Event
 ) -> None:
     with ThreadPoolExecutor(1) as early:
@@ -111,7 +111,7 @@ def test_an_upload_under_way_is_waited_for_and_one_that_waits_goes_with_the_comm
     assert query.replayed(1) == [[b"a"], [b"b"], [b"c"]]
 
 
-def test_a_part_whose_early_upload_failed_is_written_by_the_commit(query: Query) -> None:
+def test_a_segment_whose_early_upload_failed_is_written_by_the_commit(query: Query) -> None:
     store = FaultyStore(query.plan.storage, fails(StorageError("lost")))
     with query.batch(0, store=store) as work:
         work.add(b"a")
@@ -148,7 +148,7 @@ def test_a_task_that_ends_begins_no_more_uploads(query: Query, gate: threading.E
     assert len(store.written) == 1
 
 
-def test_truncating_removes_older_parts_of_the_subtask_from_the_spool_only(query: Query) -> None:
+def test_truncating_removes_older_segments_of_the_subtask_from_the_spool_only(query: Query) -> None:
     for subtask in (0, 1):
         with query.batch(0, subtask=subtask) as work:
             work.add(b"lost")
@@ -204,7 +204,7 @@ changes_of_one = st.tuples(
 
 
 @given(appended=st.lists(st.lists(changes_of_one, min_size=1, max_size=5), min_size=1, max_size=4))
-def test_what_was_appended_to_one_part_is_applied_in_that_order(
+def test_changes_appended_to_one_segment_are_applied_in_that_order(
     appended: Sequence[Sequence[tuple[int, bytes, bytes]]],
 ) -> None:
     one_by_one, as_part = Committed(), Committed()

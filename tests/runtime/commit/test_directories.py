@@ -166,7 +166,7 @@ def given_up(stream: Stream) -> str:
     return old
 
 
-def test_what_killed_writes_left_in_a_directory_goes_with_it(stream: Stream) -> None:
+def test_what_killed_writes_left_in_a_directory_is_deleted_with_it(stream: Stream) -> None:
     old = given_up(stream)
     root = Path(stream.storage.removeprefix("file://")) / stream.plan.job_id
     (root / old / ".tmp-left-behind").write_bytes(b"half")

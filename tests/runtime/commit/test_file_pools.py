@@ -152,7 +152,7 @@ def test_a_pool_that_blocks_has_as_many_files_as_its_size(stream: Stream) -> Non
     stream.assert_whole()
 
 
-def test_a_pool_goes_on_after_a_write_that_failed_half_way(stream: Stream) -> None:
+def test_a_pool_continues_after_a_write_that_failed_half_way(stream: Stream) -> None:
     plan = stream.restart(parallelism=2, max_file_pool_size=1, pool_blocking=True)
     with ThreadPoolExecutor() as threads:
         store, first, second = two_commits(stream, threads)

@@ -84,7 +84,7 @@ def test_uploads_for_which_there_is_room_do_not_wait(
         assert [future.result().stats.queue_size for future in begun] == [0, 1, 2]
 
 
-def test_an_upload_that_is_larger_than_the_limit_goes_alone(
+def test_an_upload_that_is_larger_than_the_limit_is_alone_in_flight(
     uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
     uploading = uploads(upload_in_flight_bytes=100)

@@ -61,7 +61,7 @@ def test_no_more_subtasks_than_the_limit_share_a_file() -> None:
     assert places(given, settings) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_an_open_file_goes_on_until_it_is_full_or_has_its_subtasks() -> None:
+def test_a_file_is_continued_until_it_is_full_or_has_its_subtasks() -> None:
     settings = replace(ON, max_file_bytes=100, max_subtasks_per_file=2)
     full = AppendableFile(file_id="full", path="f", size_bytes=100, subtasks=frozenset({0}))
     taken = AppendableFile(file_id="taken", path="t", size_bytes=10, subtasks=frozenset({4, 5}))

@@ -135,7 +135,7 @@ def test_after_a_failure_the_next_attempt_comes_after_the_delay() -> None:
     assert next_step(limits(), [failed], 530) is Kind.RETRY
 
 
-def test_after_a_timeout_the_next_attempt_comes_at_once_and_the_first_goes_on() -> None:
+def test_after_a_timeout_the_next_attempt_is_sent_at_once_and_the_first_continues() -> None:
     first = SentRequest(Kind.FIRST, 0)
     no_hedge = limits(hedge_after_ms=math.inf)
     assert next_step(no_hedge, [first], 999) == 1000

@@ -41,7 +41,7 @@ SIGNATURE_MIN = 15
 """S3 takes a signed request no later than this after its time."""
 
 
-def test_a_held_request_is_hedged_and_its_object_goes_however_late_it_lands(
+def test_a_held_request_is_hedged_and_its_object_is_deleted_however_late_it_appears(
     uploads: Callable[..., Uploading], gate: threading.Event
 ) -> None:
     with SlowS3() as s3:

@@ -251,7 +251,9 @@ def test_a_zombie_of_an_older_run_neither_moves_local_state_back_nor_reads_it(
     assert stream.local(0) == before
 
 
-def test_a_zombie_that_has_its_snapshot_keeps_it_while_newer_batches_go_on(stream: Stream) -> None:
+def test_a_zombie_that_has_its_snapshot_keeps_it_while_newer_batches_continue(
+    stream: Stream,
+) -> None:
     stream.batch(0)
     zombie = stream.begin(1, 0, executor="two")
     stream.batch(1)

@@ -43,7 +43,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("share_an_interval", [0.04, 0.08, 0.1, 0.24])
-def test_what_an_interval_brings_at_a_steady_rate_is_bounded_with_what_is_there_already(
+def test_changes_of_an_interval_at_a_steady_rate_are_bounded_together_with_those_before(
     metastore_url: str, tmp_storage: str, tmp_path: Path, share_an_interval: float
 ) -> None:
     plan = new_run(metastore_url, tmp_storage, str(tmp_path / "local"), parallelism=1)

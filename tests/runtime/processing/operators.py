@@ -70,7 +70,7 @@ def batch_of(rows: Sequence[InputRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
 
 
-def intake_of(
+def task_input_of(
     spill: SpillDirectory,
     *,
     operator: OperatorSpec | None = None,

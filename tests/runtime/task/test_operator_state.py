@@ -47,7 +47,7 @@ def newest(stream: ListStream) -> int:
     return int(found)
 
 
-def test_within_a_run_a_subtask_goes_on_with_its_own_lists_from_the_spool(
+def test_within_a_run_a_subtask_continues_with_its_own_lists_from_the_spool(
     stream: ListStream,
 ) -> None:
     stream.new_run()
@@ -216,7 +216,7 @@ def test_empty_lists_have_no_segment(stream: ListStream) -> None:
     assert stored_lists(stream.plan, newest(stream)) == {}
 
 
-def test_a_list_that_is_not_declared_any_more_is_kept_and_one_that_is_deleted_goes(
+def test_a_list_that_is_not_declared_any_more_is_kept_and_one_that_is_deleted_is_dropped(
     stream: ListStream,
 ) -> None:
     stream.new_run(parallelism=2)

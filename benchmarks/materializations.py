@@ -17,7 +17,7 @@ NEAR_BATCHES = 20
 _NEW_S = 1.0
 
 
-class MaterializerWatch(Sampler):
+class MaterializationWatch(Sampler):
     """Notes when materializing processes began and ended, in seconds since the epoch."""
 
     def __init__(self) -> None:

@@ -1,3 +1,5 @@
+"""The catalog: connections by process, and transactions that are tried again."""
+
 from __future__ import annotations
 
 import subprocess

@@ -28,7 +28,7 @@ def parts(settings: Settings) -> Mapping[tuple[int, int], Any]:
 
 
 @pytest.mark.parametrize(("threshold", "is_early"), [("1 kb", True), ("5 mb", False)])
-def test_a_batch_is_uploaded_in_parts_of_the_threshold(
+def test_a_batch_is_uploaded_in_segments_of_the_threshold(
     spark: SparkSession, stream: Callable[..., Settings], threshold: str, is_early: bool
 ) -> None:
     option = {"cairn.changelog.dstl.preemptive-persist-threshold": threshold}

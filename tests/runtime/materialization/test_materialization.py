@@ -25,7 +25,7 @@ from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization import schedule as materializer
+from cairn.runtime.materialization import schedule
 from cairn.runtime.materialization.order import Order, carry_out
 from cairn.runtime.materialization.progress import Progress, progress_of
 from cairn.runtime.materialization.schedule import lock_file, start_if_due
@@ -80,7 +80,7 @@ class Stream:
         self.start(clock)
         with self.alone():
             pass
-        for process in materializer._started:
+        for process in schedule._started:
             process.wait()
 
     @contextmanager
@@ -138,7 +138,7 @@ class AtOnce:
 def beside(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Iterator[Stream]:
     """A query that is materialized by processes of their own."""
     yield Stream(metastore_url, tmp_storage, str(tmp_path / "local"))
-    for process in materializer._started:
+    for process in schedule._started:
         process.wait()
 
 
@@ -190,7 +190,7 @@ def without_end(stream: Stream) -> Iterator[int]:
     with stream.plan.catalog.begin() as connection:
         connection.execute(text("SELECT 1 FROM cairn.jobs FOR UPDATE"))
         stream.start()
-        yield materializer._started[-1].pid
+        yield schedule._started[-1].pid
 
 
 def test_an_order_of_a_killed_process_counts_as_failed_and_the_next_one_does_it(
@@ -198,7 +198,7 @@ def test_an_order_of_a_killed_process_counts_as_failed_and_the_next_one_does_it(
 ) -> None:
     beside.run(2)
     with without_end(beside):
-        materializer._started[-1].kill()
+        schedule._started[-1].kill()
         with beside.alone():
             progress = progress_of(beside.manager, 0)
     assert (progress.failures, progress.done_ms) == (1, 0)
@@ -223,7 +223,7 @@ def test_its_computing_thread_waits_for_an_idle_core_and_after_a_failure_insists
     ours = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
     with without_end(beside) as pid:
         until(lambda: priorities(pid)[:2] == [ours, (os.SCHED_IDLE, ours[1])])
-        materializer._started[-1].kill()
+        schedule._started[-1].kill()
         with beside.alone():
             pass
     with without_end(beside) as pid:
@@ -235,7 +235,7 @@ def test_its_computing_thread_waits_for_an_idle_core_and_after_a_failure_insists
 def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insists(
     beside: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(materializer, "LEAST_PATIENCE_S", 1)
+    monkeypatch.setattr(schedule, "LEAST_PATIENCE_S", 1)
     beside.plan = new_run(
         beside.plan.catalog.url,
         beside.plan.storage,
@@ -245,7 +245,7 @@ def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insis
     )
     beside.run(2)
     with without_end(beside):
-        assert materializer._started[-1].wait() == -signal.SIGALRM
+        assert schedule._started[-1].wait() == -signal.SIGALRM
         assert progress_of(beside.manager, 0).failures == 1
     beside.materialize(at(10**6))
     beside.run(1)
@@ -255,10 +255,10 @@ def test_a_patient_one_that_never_gets_the_processor_ends_and_the_next_one_insis
 
 def test_a_subtask_is_materialized_by_one_process_at_a_time(stream: Stream) -> None:
     stream.run(2)
-    before = len(materializer._started)
+    before = len(schedule._started)
     with stream.alone():
         stream.start()
-    assert len(materializer._started) == before
+    assert len(schedule._started) == before
     assert stream.sql("SELECT 1 FROM cairn.segments WHERE kind <> 'changelog'") == []
     stream.materialize()
     assert len(stream.sql("SELECT 1 FROM cairn.segments WHERE kind <> 'changelog'")) == 1
@@ -315,7 +315,7 @@ def test_a_failure_that_trying_again_cannot_mend_fails_every_next_task_at_once(
     shared = Path(stream.plan.storage.removeprefix("file://")) / stream.plan.job_id / "shared"
     shared.write_text("a file where a directory has to be")
     stream.materialize()
-    started = len(materializer._started)
+    started = len(schedule._started)
     for _ in range(2):
         with pytest.raises(
             RefusedError,
@@ -323,7 +323,7 @@ def test_a_failure_that_trying_again_cannot_mend_fails_every_next_task_at_once(
             r" grows\. Trying again cannot help: .* a part of the path is a file",
         ):
             stream.start()
-    assert len(materializer._started) == started, "it is not tried again"
+    assert len(schedule._started) == started, "it is not tried again"
     shared.unlink()
     stream.restart()
     stream.run(1)
@@ -347,7 +347,7 @@ def test_a_fenced_runs_materialization_changes_nothing_and_is_no_failure(stream:
     assert "SHARED" not in stream.sql("SELECT upper(scope) FROM cairn.physical_files")
 
 
-def test_the_changelog_goes_with_the_materialization(stream: Stream) -> None:
+def test_the_changelog_is_released_by_the_materialization(stream: Stream) -> None:
     stream.run(4)
     stream.materialize()
     stream.run(4)

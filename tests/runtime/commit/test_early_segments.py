@@ -1,4 +1,4 @@
-"""Parts that are uploaded before their batch ends: every way of merging, attempts, kills."""
+"""Segments that are uploaded before their batch ends: every way of merging, attempts, kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.runtime.tasks import (
 )
 
 GROUPS = 2
-"""Key groups of each subtask, and so early parts."""
+"""Key groups of each subtask, and so early segments."""
 
 WAYS: dict[str, dict[str, Any]] = {
     "within": {},
@@ -52,7 +52,7 @@ def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Stream:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_early_parts_go_to_files_of_their_own_whatever_the_way_of_merging(
+def test_early_segments_have_files_of_their_own_whatever_the_way_of_merging(
     stream: Stream, tmp_path: Path, way: str
 ) -> None:
     plan = stream.restart(**WAYS[way])
@@ -92,7 +92,7 @@ def test_tasks_with_uploads_in_threads_never_wait_for_each_other_for_ever(stream
         stream.assert_whole()
 
 
-def test_a_later_attempt_with_fewer_parts_replaces_all(stream: Stream) -> None:
+def test_a_later_attempt_with_fewer_segments_replaces_all(stream: Stream) -> None:
     plan = stream.restart(parallelism=1)
     stream.task(0, early=AtOnce()).run()
     assert len(files(plan)) == MAX_PARALLELISM
@@ -105,7 +105,7 @@ def test_a_later_attempt_with_fewer_parts_replaces_all(stream: Stream) -> None:
     stream.assert_whole()
 
 
-def test_an_attempt_that_failed_leaves_files_that_go_once_its_batch_is_over(
+def test_an_attempt_that_failed_leaves_files_that_are_deleted_once_its_batch_is_over(
     stream: Stream,
 ) -> None:
     plan = stream.restart(parallelism=1)
@@ -163,7 +163,7 @@ def test_a_task_that_is_killed_after_an_early_upload_loses_nothing(
     stream.assert_whole()
 
 
-def test_without_early_parts_a_batch_asks_the_store_once(stream: Stream) -> None:
+def test_without_early_segments_a_batch_asks_the_store_once(stream: Stream) -> None:
     stream.restart()
     store: Any = CountingStore(stream.storage)
     stream.batch(store=store)
@@ -172,7 +172,9 @@ def test_without_early_parts_a_batch_asks_the_store_once(stream: Stream) -> None
     assert store.requests == ["put"] * (1 + SUBTASKS * GROUPS)
 
 
-def test_early_parts_of_several_tasks_are_acknowledged_by_whoever_commits(stream: Stream) -> None:
+def test_early_segments_of_several_tasks_are_acknowledged_by_whoever_commits(
+    stream: Stream,
+) -> None:
     plan = stream.restart()
     stream.batch(early=AtOnce())
     assert rows(plan, "SELECT count(DISTINCT acked_at) FROM cairn.subtask_acks") == [1]

@@ -1,4 +1,4 @@
-"""When a batch hands over parts of its changes, and what looking for that costs."""
+"""When a batch gives its changes so far to the changelog, and what looking at their size costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.runtime.processing.operators import MAX_PARALLELISM, Committed, batch
 THRESHOLD_BYTES = 10_000
 
 
-class Parts:
+class Log:
     """A log that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -52,16 +52,16 @@ class Looked(Overlay):
         return super().size_bytes
 
 
-def work(sizes: list[int], threshold_bytes: int = THRESHOLD_BYTES) -> tuple[Looked, Parts]:
+def work(sizes: list[int], threshold_bytes: int = THRESHOLD_BYTES) -> tuple[Looked, Log]:
     """Changes so many bytes with each key."""
-    overlay, parts = Looked(NoState()), Parts()
-    pacing = PreemptivePersist(overlay, parts, threshold_bytes)
+    overlay, log = Looked(NoState()), Log()
+    persist = PreemptivePersist(overlay, log, threshold_bytes)
     seen = []
-    for key, size_bytes in pacing.after_each(enumerate(sizes)):
+    for key, size_bytes in persist.after_each(enumerate(sizes)):
         overlay.put(key.to_bytes(8, "big"), b"x" * (size_bytes - 8))
         seen.append(key)
     assert seen == list(range(len(sizes)))
-    return overlay, parts
+    return overlay, log
 
 
 def size_of(changes: Changes) -> int:
@@ -72,51 +72,51 @@ def size_of(changes: Changes) -> int:
     sizes=st.lists(st.integers(8, 20_000), max_size=200),
     threshold_bytes=st.integers(1, 100_000),
 )
-def test_every_item_comes_once_and_every_change_is_in_one_part(
+def test_every_item_is_yielded_once_and_every_change_is_in_one_segment(
     sizes: list[int], threshold_bytes: int
 ) -> None:
-    overlay, parts = work(sizes, threshold_bytes)
+    overlay, log = work(sizes, threshold_bytes)
     committed = Committed()
-    for changes in (*parts.appended, overlay.changes()):
+    for changes in (*log.appended, overlay.changes()):
         committed.apply(changes)
-    assert len(committed.entries) == sum(map(len, parts.appended)) + len(overlay.changes())
+    assert len(committed.entries) == sum(map(len, log.appended)) + len(overlay.changes())
     assert sorted(committed.entries) == [n.to_bytes(8, "big") for n in range(len(sizes))]
-    assert parts.preempted == len(parts.appended)
+    assert log.preempted == len(log.appended)
 
 
-def test_changes_below_the_threshold_stay_in_one_part_and_are_hardly_looked_at() -> None:
-    overlay, parts = work([100] * 99)
-    assert parts.appended == []
-    many, parts = work([100] * 50_000, 100 * 50_001)
-    assert parts.appended == []
+def test_changes_below_the_threshold_stay_in_one_segment_and_are_hardly_looked_at() -> None:
+    overlay, log = work([100] * 99)
+    assert log.appended == []
+    many, log = work([100] * 50_000, 100 * 50_001)
+    assert log.appended == []
     assert (overlay.looks, many.looks) == (2, 4)
 
 
 @pytest.mark.parametrize("size_bytes", [10, 1000, 50_000])
-def test_a_part_begins_about_where_the_threshold_is_reached(size_bytes: int) -> None:
+def test_a_segment_ends_about_where_the_threshold_is_reached(size_bytes: int) -> None:
     keys = 3 * max(1, THRESHOLD_BYTES // size_bytes)
-    overlay, parts = work([size_bytes] * keys)
-    assert len(parts.appended) == 2 or size_bytes > THRESHOLD_BYTES
-    for changes in parts.appended:
+    overlay, log = work([size_bytes] * keys)
+    assert len(log.appended) == 2 or size_bytes > THRESHOLD_BYTES
+    for changes in log.appended:
         assert THRESHOLD_BYTES <= size_of(changes) <= max(1.1 * THRESHOLD_BYTES, 2 * size_bytes)
     assert overlay.looks <= 16
 
 
 @pytest.mark.parametrize("sizes", [[10] * 1000 + [3000] * 100, [3000] * 100 + [10] * 20_000])
-def test_keys_that_grow_or_shrink_make_no_part_much_too_large(sizes: list[int]) -> None:
-    overlay, parts = work(sizes)
-    assert parts.appended
-    largest = max(size_of(changes) for changes in parts.appended)
+def test_keys_that_grow_or_shrink_make_no_segment_much_too_large(sizes: list[int]) -> None:
+    overlay, log = work(sizes)
+    assert log.appended
+    largest = max(size_of(changes) for changes in log.appended)
     assert largest <= max(4 * THRESHOLD_BYTES, sum(sizes) / 2)
     assert overlay.looks < 100
 
 
-def test_however_much_a_batch_changes_it_has_tens_of_parts_and_walks_all_a_few_times() -> None:
+def test_however_much_a_batch_changes_it_has_tens_of_segments_and_walks_all_a_few_times() -> None:
     keys = 200_000
-    overlay, parts = work([100] * keys, 1024)
-    assert 10 < len(parts.appended) < 60
+    overlay, log = work([100] * keys, 1024)
+    assert 10 < len(log.appended) < 60
     walked, before = 0, 0
-    for changes in parts.appended:
+    for changes in log.appended:
         before += len(changes)
         walked += before
     assert walked < 6 * keys
@@ -125,17 +125,17 @@ def test_however_much_a_batch_changes_it_has_tens_of_parts_and_walks_all_a_few_t
 
 
 def test_several_sources_of_items_share_the_threshold() -> None:
-    overlay, parts = Overlay(NoState()), Parts()
-    pacing = PreemptivePersist(overlay, parts, THRESHOLD_BYTES)
+    overlay, log = Overlay(NoState()), Log()
+    persist = PreemptivePersist(overlay, log, THRESHOLD_BYTES)
 
     def keys(first: int) -> Iterator[int]:
         yield from range(first, first + 60)
 
     for first in range(0, 300, 60):
-        for key in pacing.after_each(keys(first)):
+        for key in persist.after_each(keys(first)):
             overlay.put(key.to_bytes(8, "big"), b"x" * 92)
-    assert 2 <= len(parts.appended) <= 3
-    assert sum(map(len, parts.appended)) + len(overlay.changes()) == 300
+    assert 2 <= len(log.appended) <= 3
+    assert sum(map(len, log.appended)) + len(overlay.changes()) == 300
 
 
 class Ringing(StatefulProcessor):
@@ -169,11 +169,11 @@ RINGING = operator_of(
 
 
 @pytest.mark.parametrize("threshold_bytes", [1, 500, 1 << 30])
-def test_rows_and_timers_hand_over_parts_that_come_to_the_same_state(threshold_bytes: int) -> None:
-    """The timers of all keys change what earlier parts have."""
+def test_rows_and_timers_make_segments_that_lead_to_the_same_state(threshold_bytes: int) -> None:
+    """The timers of all keys change what earlier segments have."""
     states = []
     for paces in (False, True):
-        committed, parts = Committed(), Parts()
+        committed, log = Committed(), Log()
         rows = batch_of([(f"key-{n}", n, None, n * 7, 0) for n in range(50)])
         overlay = process(
             RINGING,
@@ -183,13 +183,13 @@ def test_rows_and_timers_hand_over_parts_that_come_to_the_same_state(threshold_b
             initial=[],
             rows=[KeyedRows([pa.Table.from_batches([rows])], is_one_key=False)],
             emit=lambda batch: None,
-            persist=partial(PreemptivePersist, log=parts, threshold_bytes=threshold_bytes)
+            persist=partial(PreemptivePersist, log=log, threshold_bytes=threshold_bytes)
             if paces
             else None,
         )
-        for changes in (*parts.appended, overlay.changes()):
+        for changes in (*log.appended, overlay.changes()):
             committed.apply(changes)
-        assert (len(parts.appended) > 1) == (paces and threshold_bytes < 1 << 30)
+        assert (len(log.appended) > 1) == (paces and threshold_bytes < 1 << 30)
         states.append(committed.entries)
     assert states[0] == states[1]
     assert len(states[0]) == 2 * 50

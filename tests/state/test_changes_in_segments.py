@@ -1,4 +1,4 @@
-"""A batch's changes in parts: wherever the parts end, they come to the same state."""
+"""A batch's changes in segments: wherever these end, they lead to the same state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def apply(committed: DictState, changes: Changes) -> None:
 
 @settings(deadline=None)
 @given(batches=st.lists(work, min_size=1, max_size=4))
-def test_parts_in_order_come_to_the_state_of_the_model_and_of_one_segment(
+def test_segments_in_order_lead_to_the_state_of_the_model_and_of_one_segment(
     make_committed: type[DictState], batches: list[list[Any]]
 ) -> None:
     in_parts, at_once, models = make_committed(), make_committed(), dict[Any, Model]()
@@ -126,7 +126,7 @@ few_calls = st.one_of(
 
 @settings(deadline=None, max_examples=300)
 @given(before=st.sets(st.sampled_from([b"m1", b"m2", b"n1"])), calls=st.lists(few_calls))
-def test_few_entries_changed_often_come_to_the_same_state_in_parts(
+def test_few_entries_changed_often_lead_to_the_same_state_in_segments(
     make_committed: type[DictState], before: set[bytes], calls: list[Any]
 ) -> None:
     committed, expected = make_committed(), dict.fromkeys(before, b"old")

@@ -30,8 +30,8 @@ from tests.runtime.processing.operators import (
     ROWS,
     InputRow,
     batch_of,
-    intake_of,
     operator_of,
+    task_input_of,
 )
 
 KEYS: list[str | None] = [None, "", *"abcdefgh"]
@@ -74,7 +74,7 @@ def rows_by_key(parts: Iterator[KeyedRows]) -> dict[str | None, list[int]]:
     parallelism=st.integers(1, 4),
     tasks=st.integers(1, 4),
 )
-def test_every_row_comes_once_in_order_and_every_key_in_one_part(
+def test_every_row_is_handed_over_once_in_order_and_every_key_whole(
     hashes: dict[str | None, int],
     batches: list[list[str | None]],
     memory_bytes: int,
@@ -99,7 +99,7 @@ def test_every_row_comes_once_in_order_and_every_key_in_one_part(
             for rows in arrived
         ]
         with SpillDirectory() as spill:
-            task_input = intake_of(
+            task_input = task_input_of(
                 spill, parallelism=parallelism, subtasks=subtasks, memory_bytes=memory_bytes
             )
             task_input.read(mine)
@@ -126,7 +126,9 @@ def test_late_rows_are_counted_and_dropped_but_their_time_counts(
         latest[number] += [] if at is None else [at // 1000]
     operator = operator_of(event_time=AT, inputs=2)
     with SpillDirectory() as spill:
-        task_input = intake_of(spill, operator=operator, late_ms=late_ms, memory_bytes=memory_bytes)
+        task_input = task_input_of(
+            spill, operator=operator, late_ms=late_ms, memory_bytes=memory_bytes
+        )
         task_input.read([batch_of(rows[:7]), batch_of(rows[7:])])
         given_ = task_input.counts(0)
         assert sum(table.num_rows for p in task_input.keyed_rows(0) for table in p.tables) == kept
@@ -137,7 +139,7 @@ def test_late_rows_are_counted_and_dropped_but_their_time_counts(
 def test_heartbeats_are_no_rows() -> None:
     beat: InputRow = (None, 0, None, None, 0)
     with SpillDirectory() as spill:
-        task_input = intake_of(spill)
+        task_input = task_input_of(spill)
         task_input.read([batch_of([beat, ("a", 1, None, 3, 0), beat]), batch_of([beat])])
         assert task_input.counts(0).rows == 1
         assert rows_by_key(task_input.keyed_rows(0)) == {"a": [1]}
@@ -145,7 +147,7 @@ def test_heartbeats_are_no_rows() -> None:
 
 def test_a_subtask_without_rows_is_given_none() -> None:
     with SpillDirectory() as spill:
-        task_input = intake_of(spill, parallelism=2, operator=operator_of(event_time=AT))
+        task_input = task_input_of(spill, parallelism=2, operator=operator_of(event_time=AT))
         task_input.read([])
         assert list(task_input.keyed_rows(1)) == []
         assert (task_input.counts(1).rows, task_input.counts(1).max_event_ms) == (0, (None,))
@@ -153,15 +155,15 @@ def test_a_subtask_without_rows_is_given_none() -> None:
 
 def test_rows_of_a_foreign_subtask_are_refused() -> None:
     with SpillDirectory() as spill:
-        task_input = intake_of(spill, parallelism=4, subtasks=range(1, 3))
+        task_input = task_input_of(spill, parallelism=4, subtasks=range(1, 3))
         with pytest.raises(RefusedError, match=r"subtasks \[1, 2\] was given rows of subtask 3"):
             task_input.read([batch_of([("a", 1, None, 2, 0), ("b", 1, None, 7, 0)])])
 
 
-def test_the_spill_directory_goes_when_the_task_fails(local_dirs: Path) -> None:
+def test_the_spill_directory_is_removed_when_the_task_fails(local_dirs: Path) -> None:
     def failing_task() -> None:
         with SpillDirectory() as spill:
-            task_input = intake_of(spill, memory_bytes=1)
+            task_input = task_input_of(spill, memory_bytes=1)
             task_input.read([batch_of([("a", 1, None, 3, 0), ("b", 1, None, 4, 0)])])
             next(task_input.keyed_rows(0))
             assert [path.name[:12] for path in local_dirs.iterdir()] == ["cairn-spill-"]
@@ -175,7 +177,7 @@ def test_the_spill_directory_goes_when_the_task_fails(local_dirs: Path) -> None:
 def test_what_was_processed_frees_its_disk(local_dirs: Path) -> None:
     rows: list[InputRow] = [(str(i), i, None, i * 7919, 0) for i in range(200)]
     with SpillDirectory() as spill:
-        task_input = intake_of(spill, memory_bytes=1000)
+        task_input = task_input_of(spill, memory_bytes=1000)
         task_input.read([batch_of(rows)])
         assert len(rows_by_key(task_input.keyed_rows(0))) == 200
         assert [file for file in local_dirs.rglob("*") if file.is_file()] == []
@@ -196,7 +198,7 @@ def open_files_at_most(more: int) -> Iterator[None]:
 def test_a_task_of_many_subtasks_spills_with_few_open_files() -> None:
     rows: list[InputRow] = [(str(i), i, None, i, 0) for i in range(5000)]
     with SpillDirectory() as spill, open_files_at_most(150):
-        task_input = intake_of(spill, parallelism=128, memory_bytes=1000)
+        task_input = task_input_of(spill, parallelism=128, memory_bytes=1000)
         task_input.read([batch_of(rows[:2500]), batch_of(rows[2500:])])
         found = [rows_by_key(task_input.keyed_rows(subtask)) for subtask in range(128)]
     assert sum(map(len, found)) == 5000
@@ -245,7 +247,7 @@ def test_memory_is_bounded_however_much_there_is(key: str | None) -> None:
             counted[row["key"]] = counted.get(row["key"], 0) + row["n"]
 
     with arrow_memory() as pool, SpillDirectory() as spill:
-        task_input = intake_of(spill, memory_bytes=2 << 20)
+        task_input = task_input_of(spill, memory_bytes=2 << 20)
         task_input.read(big_batches(48, key))
         process(
             operator_of(Count()),
