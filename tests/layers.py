@@ -33,7 +33,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cairn.airflow_ext": BASICS | {"cairn.catalog", "cairn.maintenance"},
     "spark_jobs": BASICS | {"cairn"},
     "dags": {"cairn.airflow_ext"},
-    "plugins": {"cairn.airflow_ext"},
     "demo": BASICS
     | {"cairn", "cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}
     | {"cairn.airflow_ext", "cairn.cli", "spark_jobs"},

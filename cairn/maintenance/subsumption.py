@@ -6,7 +6,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
@@ -55,20 +55,6 @@ class SubsumptionPlan:
         """Returns the plan as JSON values: lists, objects, text and numbers."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> SubsumptionPlan:
-        """Returns the plan that `to_json` gave."""
-        files = ({**file, "file_id": UUID(file["file_id"])} for file in plain["condemned_files"])
-        return cls(
-            **{
-                **plain,
-                "retained_checkpoints": tuple(plain["retained_checkpoints"]),
-                "subsumed_checkpoints": tuple(plain["subsumed_checkpoints"]),
-                "dead_segments": tuple(map(UUID, plain["dead_segments"])),
-                "condemned_files": tuple(UnneededFile(**file) for file in files),
-            }
-        )
 
 
 def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:

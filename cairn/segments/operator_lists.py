@@ -44,17 +44,17 @@ def read_lists(store: ObjectStore, handle: SegmentHandle, *, job: str) -> Lists:
         CorruptSegmentError: the bytes are not those that were recorded, or no operator lists.
         StorageError: the object is missing or cannot be read.
     """
-    parts = [*read_segment(store, handle, job=job)]
+    batches = [*read_segment(store, handle, job=job)]
     try:
-        return _lists_of(parts)
+        return _lists_of(batches)
     except CorruptSegmentError as error:
         raise corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error
 
 
-def _lists_of(parts: Iterable[Changes]) -> Lists:
+def _lists_of(batches: Iterable[Changes]) -> Lists:
     lists: Lists = {}
-    for part in parts:
-        for op, key, value in zip(part.ops, part.keys, part.values, strict=True):
+    for batch in batches:
+        for op, key, value in zip(batch.ops, batch.keys, batch.values, strict=True):
             try:
                 group, state_id, grouping_key, suffix = split(key)
             except ValueError as error:

@@ -52,23 +52,23 @@ def read_segments(
     job: str,
     key_groups: KeyGroupRange | None = None,
 ) -> Iterator[tuple[SegmentHandle, Changes]]:
-    """Yields the changes of segments in the order given, as `read_segment` does, part by part.
+    """Yields the changes of segments in the order given, as `read_segment` does, batch by batch.
 
-    Every segment has at least one part, which is empty if it has no changes. While one part is
+    Every segment has at least one batch, which is empty if it has no changes. While one batch is
     worked on, the next is decompressed, and the segments after it are read and checked, in threads
     that do not hold the interpreter's lock. So a restore waits for the store once and not for each
     segment.
     """
     with ThreadPoolExecutor(READ_AHEAD) as readers, ThreadPoolExecutor(1) as decoder:
-        parts = _parts(readers, store, handles, job, key_groups)
-        upcoming = decoder.submit(next, parts, None)
-        while (part := upcoming.result()) is not None:
-            upcoming = decoder.submit(next, parts, None)
-            handle, batch = part
+        batches = _batches(readers, store, handles, job, key_groups)
+        upcoming = decoder.submit(next, batches, None)
+        while (found := upcoming.result()) is not None:
+            upcoming = decoder.submit(next, batches, None)
+            handle, batch = found
             yield handle, Changes([], [], []) if batch is None else changes_of(batch)
 
 
-def _parts(
+def _batches(
     readers: ThreadPoolExecutor,
     store: ObjectStore,
     handles: Sequence[SegmentHandle],

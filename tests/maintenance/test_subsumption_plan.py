@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -232,14 +231,6 @@ def test_a_plan_is_a_function_of_the_rows_and_not_of_their_order(
     plan = plan_subsumption(snapshot)
     assert plan_subsumption(shuffled) == plan
     assert plan_subsumption(shuffled).sha256 == plan.sha256
-
-
-@given(jobs())
-def test_a_plan_survives_json_with_its_digest(job: ModelJob) -> None:
-    plan = plan_subsumption(job.snapshot())
-    again = SubsumptionPlan.from_json(json.loads(json.dumps(plan.to_json())))
-    assert again == plan
-    assert again.sha256 == plan.sha256
 
 
 @given(jobs())

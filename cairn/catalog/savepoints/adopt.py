@@ -75,9 +75,9 @@ def adopt_checkpoint(
     if batches:
         raise begun_without_origin(job)
     ref = BatchRef(job=job, job_id=job_id, epoch=epoch, query_id="", batch_id=ADOPTED_BATCH)
-    for part in copied:
-        seal_files(connection, ref, [part.file])
-        placed = [(part.file.file_id, *segment) for segment in part.segments]
+    for each in copied:
+        seal_files(connection, ref, [each.file])
+        placed = [(each.file.file_id, *segment) for segment in each.segments]
         place_segments(connection, job_id, placed)
     start = replace(
         origin,

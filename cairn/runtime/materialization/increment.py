@@ -18,8 +18,8 @@ _Change = tuple[int, bytes, bytes | None]
 def touched_by(changes: Iterable[Changes]) -> dict[int, set[tuple[bytes, bool]]]:
     """Returns, by key group, the keys that changes touch; with True, a prefix they delete."""
     touched: dict[int, set[tuple[bytes, bool]]] = {}
-    for part in changes:
-        for op, key in zip(part.ops, part.keys, strict=True):
+    for batch in changes:
+        for op, key in zip(batch.ops, batch.keys, strict=True):
             of_group = touched.setdefault(int.from_bytes(key[:2], "big"), set())
             of_group.add((key, op == DELETE_PREFIX))
     return touched

@@ -91,11 +91,11 @@ def materialize(
     replaced: Sequence[SegmentHandle] | None = None
     if replay.is_based and replay.share <= full_from_share:
         replaced = replay.changes
-        parts = _increment(context, reader, replay)
+        pieces = _increment(context, reader, replay)
     else:
-        parts = chunks(reader, key_groups, CHUNK_BYTES)
+        pieces = chunks(reader, key_groups, CHUNK_BYTES)
     kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
-    encoded = (_encode(context, kind, chunk, as_of) for chunk in parts)
+    encoded = (_encode(context, kind, chunk, as_of) for chunk in pieces)
     with ExitStack() as held:
         slot = shared_slot(context.manager, subtask, held)
         written = _write_all(context, compute(encoded), as_of, slot)
