@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from socketserver import ThreadingMixIn
@@ -25,6 +27,8 @@ from cairn.cli.output import fail
 from cairn.cli.prometheus import to_registry
 from cairn.errors import BadInputError, CairnError, MetastoreError
 
+_log = logging.getLogger(__name__)
+
 TOKEN_VARIABLE = "CAIRN_METRICS_TOKEN"  # noqa: S105 - the variable's name
 PATH = "/metrics"
 _LOCALHOST = "127.0.0.1"
@@ -33,6 +37,7 @@ _LAST_PORT = 65535
 _CLIENT_TIMEOUT_S = 10
 _READ_WAIT_S = 10
 """How long a request waits for one before it; Prometheus gives up after 10 s."""
+_LONG_WAIT_S = 1.0
 
 ReadRows = Callable[[], Sequence[Mapping[str, Any]]]
 """Reads the rows of `v_metrics`."""
@@ -97,9 +102,14 @@ class MetricsApp:
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
+        began_s = time.monotonic()
         if not self._reading.acquire(timeout=_READ_WAIT_S):
             raise MetastoreError(f"another request has read the metrics for {_READ_WAIT_S} s")
         try:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _LONG_WAIT_S:
+                facts = {"waited_s": round(waited_s, 3)}
+                _log.warning("waited for another request for the metrics", extra=facts)
             return self._read()
         finally:
             self._reading.release()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import asdict, dataclass
 from uuid import UUID, uuid4
 
 from cairn.catalog.catalog import Catalog
@@ -13,6 +14,8 @@ from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from cairn.storage import open_store
+
+_log = logging.getLogger(__name__)
 
 ACTION = "subsumption"
 """What its maintenance runs are called."""
@@ -116,6 +119,8 @@ def apply_stored(catalog: Catalog, job: JobFacts, run_id: UUID, plan: Subsumptio
             "cleanup again: it makes a new plan",
             job=job.name,
         )
+    facts = {"job": job.name, "plan": str(run_id), "planned_bytes": plan.freed_bytes}
+    _log.info("cleanup plan applied", extra=facts | asdict(applied))
     return applied
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -14,6 +16,8 @@ from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.errors import RefusedError
 from cairn.layout import owns
 from cairn.storage import ObjectStore
+
+_log = logging.getLogger(__name__)
 
 BATCH_OBJECTS = 1000
 """Objects a request; S3 takes no more."""
@@ -39,7 +43,7 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
         StorageError: the store cannot be reached; deleted objects are found missing next time.
     """
     files = size_bytes = failed = 0
-    last = None
+    began_s, last = time.monotonic(), None
     while intents := _open_intents(catalog, job, last):
         paths = [intent.path for intent in intents]
         _refuse_foreign(job, paths)
@@ -52,7 +56,13 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
         files += total.files
         size_bytes += total.size_bytes
         failed += len(errors)
+        if errors:
+            _warn_of_failed(job, errors)
         last = intents[-1].file_id
+    if files:
+        facts = {"job": job.name, "files": files, "size_bytes": size_bytes}
+        seconds = round(time.monotonic() - began_s, 3)
+        _log.info("objects deleted", extra=facts | {"seconds": seconds})
     return Deleted(files, size_bytes, failed)
 
 
@@ -77,6 +87,8 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
             "recording removed directories",
             lambda c: record_removed(c, job.job_id, removed),
         )
+        facts = {"job": job.name, "directories": len(removed)}
+        _log.info("directories removed", extra=facts)
 
 
 def _open_intents(catalog: Catalog, job: JobFacts, after: UUID | None) -> list[DeleteIntent]:
@@ -84,6 +96,13 @@ def _open_intents(catalog: Catalog, job: JobFacts, after: UUID | None) -> list[D
         "reading delete intents",
         lambda c: open_intents(c, job.job_id, after=after, limit=BATCH_OBJECTS),
     )
+
+
+def _warn_of_failed(job: JobFacts, errors: Mapping[str, str]) -> None:
+    # One line a request: a store that refuses all deletes would fill the log otherwise.
+    path, error = next(iter(errors.items()))
+    facts = {"job": job.name, "failed": len(errors), "file": path, "error": error}
+    _log.warning("deletes failed; left to the next cleanup", extra=facts)
 
 
 def _refuse_foreign(job: JobFacts, paths: Sequence[str]) -> None:

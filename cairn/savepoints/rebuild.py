@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection
 
@@ -16,6 +17,8 @@ from cairn.layout import epoch_of, split_manifest_path
 from cairn.manifest import Manifest
 from cairn.savepoints.manifest_files import decode_at
 from cairn.storage import ObjectStore, open_store
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Told how many manifests have been read, of how many."""
@@ -82,7 +85,10 @@ def rebuild(
     _refuse_one_name(jobs)
     if not dry_run:
         _insert(catalog, jobs)
-    return RebuildReport(tuple(map(_report, jobs)), tuple(problems))
+    reports = tuple(map(_report, jobs))
+    if not dry_run:
+        _log_rebuilt(store.url, reports, problems)
+    return RebuildReport(reports, tuple(problems))
 
 
 def plan_job(
@@ -185,6 +191,14 @@ def _insert(catalog: Catalog, jobs: Iterable[RebuiltJob]) -> None:
             insert_job(connection, job, run_id)
 
     catalog.run("rebuilding the metastore", work)
+
+
+def _log_rebuilt(storage: str, reports: Iterable[JobReport], problems: Sequence[str]) -> None:
+    for report in reports:
+        _log.info("job rebuilt from its manifests", extra=asdict(report) | {"storage": storage})
+    if problems:
+        facts = {"storage": storage, "problems": problems}
+        _log.warning("rebuilt without part of the storage", extra=facts)
 
 
 def _report(job: RebuiltJob) -> JobReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from cairn.savepoints.manifest_files import Origin, read_manifest
 from cairn.storage import ObjectStore
 from cairn.storage.store import put_in_time
 from metastore.enums import Scope
+
+_log = logging.getLogger(__name__)
 
 FILE_BYTES = 32 << 20
 """About how much a file of copied segments holds; it is in memory once."""
@@ -64,7 +67,7 @@ def restore(
         StorageError, MetastoreError: a segment cannot be read, or a copy not be written.
         RefusedError: the job has begun meanwhile.
     """
-    copied = []
+    copied, restore_began_s = list[CopiedFile](), time.monotonic()
     for segments in _packed(origin.manifest.handles()):
         parts = _read_all(origin, segments)
         file_id = str(uuid.uuid4())
@@ -89,6 +92,19 @@ def restore(
             connection, job, job_id, epoch, origin.manifest, copied
         ),
     )
+    _log_restored(origin, job, copied, time.monotonic() - restore_began_s)
+
+
+def _log_restored(origin: Origin, job: str, copied: Sequence[CopiedFile], took_s: float) -> None:
+    facts = {
+        "job": job,
+        "manifest": origin.url,
+        "checkpoint": origin.manifest.checkpoint_id,
+        "files": len(copied),
+        "size_bytes": sum(each.file.size_bytes for each in copied),
+        "seconds": round(took_s, 3),
+    }
+    _log.info("job restored from a manifest", extra=facts)
 
 
 def _packed(segments: Sequence[Placed]) -> Iterator[list[Placed]]:

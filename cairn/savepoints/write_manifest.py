@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 
@@ -15,6 +16,8 @@ from cairn.manifest import decode, encode
 from cairn.storage import ObjectStore, open_store
 from cairn.storage.store import put_in_time
 from metastore.enums import PinKind
+
+_log = logging.getLogger(__name__)
 
 
 def pin(
@@ -94,6 +97,11 @@ def _write(
         f"recording the manifest {intended.path}",
         lambda connection: seal_manifest(connection, intended, data),
     )
+    facts = _facts(store, intended) | {
+        "size_bytes": len(data),
+        "seconds": round(time.monotonic() - began_s, 3),
+    }
+    _log.info("manifest written", extra=facts)
 
 
 def _put(store: ObjectStore, intended: IntendedManifest, began_s: float) -> bytes:
@@ -112,5 +120,16 @@ def _put(store: ObjectStore, intended: IntendedManifest, began_s: float) -> byte
                 checkpoint=intended.manifest.checkpoint_id,
                 file=intended.path,
             ) from error
+        facts = _facts(store, intended)
+        _log.warning("manifest of an earlier try taken as written", extra=facts)
         return found
     return data
+
+
+def _facts(store: ObjectStore, intended: IntendedManifest) -> dict[str, object]:
+    manifest = intended.manifest
+    return {
+        "job": manifest.job,
+        "checkpoint": manifest.checkpoint_id,
+        "manifest": f"{store.url}/{intended.path}",
+    }

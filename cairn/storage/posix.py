@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 import uuid
@@ -25,6 +26,8 @@ from cairn.storage.store import (
     short_read_error,
     wrong_end_error,
 )
+
+_log = logging.getLogger(__name__)
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -67,6 +70,7 @@ class PosixStore:
             try:
                 new = self._put(path, target, parts, began)
             except FileNotFoundError:  # a cleanup has just removed the directory as given up
+                _log.warning("directory removed during a write; again", extra={"file": path})
                 new = self._put(path, target, parts, began)
         except OSError as error:
             raise self._failed(error, "write", path) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ from cairn.storage.store import (
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+_log = logging.getLogger(__name__)
 
 # A try connects within 5 s, sends within 30 s (of a send, a socket's timeout is its whole time) and
 # is answered within 30 s; boto3's three tries, and up to 20 s between them, keep LONGEST_WRITE_S.
@@ -110,6 +113,8 @@ class S3Store:
             # boto3 tried again after an answer was lost: the object may be its own first try.
             if not (_was_retried(error) and self._holds(path, len(body), sha256)):
                 raise exists_error(self.url, path) from error
+            facts = {"storage": self.url, "file": path, "size_bytes": len(body)}
+            _log.warning("object found written by a try whose answer was lost", extra=facts)
 
     def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """See `ObjectStore.get`."""

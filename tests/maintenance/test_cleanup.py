@@ -85,6 +85,18 @@ def test_a_cleanup_deletes_exactly_what_no_checkpoint_needs(job: SyntheticJob) -
     assert_clean(job)
 
 
+def test_a_cleanup_logs_its_plan_and_what_it_deleted(
+    job: SyntheticJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="cairn.maintenance"):
+        cleanup_job(job.catalog, job.name)
+    plan, deleted = [vars(record) for record in caplog.records]
+    assert (plan["message"], plan["job"]) == ("cleanup plan applied", job.name)
+    assert (plan["dead_segments"], plan["condemned_files"]) == (job.DEAD, job.DOOMED)
+    assert plan["planned_bytes"] == job.FREED_BYTES
+    assert (deleted["files"], deleted["size_bytes"]) == (job.DOOMED, job.FREED_BYTES)
+
+
 def test_a_second_cleanup_changes_nothing(job: SyntheticJob) -> None:
     cleanup_job(job.catalog, job.name)
     before = dump(job.url)
@@ -225,7 +237,9 @@ def condemn(job: SyntheticJob) -> JobFacts:
     return job.catalog.run("reading", lambda c: read_snapshot(c, job.name)).job
 
 
-def test_a_failed_delete_is_recorded_and_tried_again(job: SyntheticJob, tmp_path: Path) -> None:
+def test_a_failed_delete_is_recorded_logged_and_tried_again(
+    job: SyntheticJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     facts = condemn(job)
     path = min(job.doomed & job.objects())
     store = FaultyStore(tmp_path / "storage", fails_for=path)
@@ -237,6 +251,8 @@ def test_a_failed_delete_is_recorded_and_tried_again(job: SyntheticJob, tmp_path
     assert (first.files, first.failed) == (job.DOOMED - 1, 1)
     assert job.execute(query, path=path) == [(1, "503 SlowDown", False)]
     assert path in job.objects()
+    [warning] = [vars(record) for record in caplog.records if record.levelname == "WARNING"]
+    assert (warning["failed"], warning["file"]) == (1, path)
 
     again = delete_condemned(job.catalog, facts, store)
     assert (again.files, again.failed) == (1, 0)

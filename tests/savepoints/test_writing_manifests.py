@@ -126,7 +126,10 @@ def test_a_manifest_that_is_there_is_left_alone(query: Query) -> None:
 
 
 @pytest.mark.parametrize("killed_after", ["intent", "put", "seal"])
-def test_a_writer_that_was_killed_is_finished_by_the_next(query: Query, killed_after: str) -> None:
+def test_a_writer_that_was_killed_is_finished_by_the_next(
+    query: Query, killed_after: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="cairn.savepoints")
     for batch_id in range(2):
         query.batch(batch_id)
     intended = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
@@ -138,6 +141,12 @@ def test_a_writer_that_was_killed_is_finished_by_the_next(query: Query, killed_a
     assert statuses(query) == [("SEALED", 1)]
     query.do(lambda c: seal_manifest(c, intended, encode(intended.manifest)))
     assert statuses(query) == [("SEALED", 1)], "a late first writer changes nothing"
+    logged = {
+        "intent": ["manifest written"],
+        "put": ["manifest of an earlier try taken as written", "manifest written"],
+        "seal": [],
+    }
+    assert [record.message for record in caplog.records] == logged[killed_after]
     assert from_manifest(query, 1) == remembered(1)
 
 

@@ -172,7 +172,6 @@ def _register(
             job_id=run.job_id,
             epoch=run.epoch,
         )
-        _log.info("job restored", extra=facts | {"manifest": job.restore_from})
         run = dataclasses.replace(run, has_state=True)
     return run, RunContext(
         job=job.name,
