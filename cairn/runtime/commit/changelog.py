@@ -103,6 +103,7 @@ class Changelog:
         """
         self.last_appended()
         segments = self._segments[after.number if after > self.start else 0 :]
+        # An upload that has not begun is cheaper in the group's file than in one of its own.
         is_left = [each.upload is None or each.upload.cancel() for each in segments]
         return tuple(
             each.segment if left else _uploaded(each)
@@ -131,6 +132,7 @@ class Changelog:
         context, manager = self._context, self._context.manager
         target = changelog_target(manager, context.batch, self.start.checkpoint_id, self.subtask)
         with ExitStack() as held:
+            # Only a blocking pool bounds the open files; beside another one this opens its own.
             if context.settings.pool_blocking:
                 FilePool(manager, held).take(1)
             [uploaded] = write_files(
@@ -162,5 +164,6 @@ def _by_key_group(appended: Sequence[Changes]) -> Changes:
         for changes in appended
         for row in zip(changes.ops, changes.keys, changes.values, strict=True)
     ]
+    # By key group alone, and stable: the changes of a key stay in order.
     rows.sort(key=lambda row: row[1][:2])
     return Changes(*map(list, zip(*rows, strict=True)))

@@ -109,6 +109,8 @@ def commit_group(group: Group, pool: FilePool) -> None:
     """
     settings = group.manager.run.settings
     pieces = [Piece(one.subtask, one.segment.spec.size_bytes) for one in group.waiting()]
+    # Planned twice: it takes a slot to see which files are at rest, and a plan to know how many
+    # slots.
     new_files = plan_files(pieces, settings)
     pool.take(len(new_files))
     files = plan_files(pieces, settings, pool.appendable_files())
@@ -127,6 +129,7 @@ def commit_group(group: Group, pool: FilePool) -> None:
 def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[PlannedFile]) -> None:
     manager, waiting = group.manager, group.waiting()
     settings = manager.run.settings
+    # Before the bytes: a kill after them must not let anybody append behind an unknown end.
     for file in files:
         if file.appends_to is not None:
             pool.give_up(file.appends_to)
@@ -145,6 +148,7 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
             of_subtask = handles[one.request.attempt_id, one.subtask]
             of_subtask.append(one.segment.spec.at(done.path, offset))
             offset += one.segment.spec.size_bytes
+    # Sealed by the same ack: what was uploaded early counts only with its whole batch.
     early = []
     for one in group.segments():
         if one.segment.uploaded is not None:
@@ -156,6 +160,7 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
         for request, result in group.results()
     ]
     _acknowledge(group, [*written, *early], acks, pool.waited_ms)
+    # After the ack: whatever follows in the file is behind bytes that have handles.
     pool.keep(
         [
             AppendableFile(

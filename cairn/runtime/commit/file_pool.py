@@ -70,6 +70,7 @@ class FilePool:
         free = Wait(
             "a free slot of the file pool (cairn.file-merging.pool-blocking)", self._directory
         )
+        # Polled, as flock cannot wait for whichever of several locks is free first.
         while not self._slots:
             free.pause()
             self._take_free(wanted)
@@ -128,6 +129,7 @@ def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | N
         return None
     with fenced_if_removed(lock):
         lock.touch()
+        # Not waited for: a new file costs less than a materialization that stands in line.
         if try_lock(lock, held) is None:
             return None
     return _open_slot(directory / f"shared-{subtask}.open", keeps=True)

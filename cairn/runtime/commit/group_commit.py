@@ -65,11 +65,14 @@ def commit(manager: TaskManager, store: ObjectStore, batch: BatchRef, request: R
             pool = FilePool(manager, held)
             group = _gather(manager, batch, request, pool, held)
             if group:
+                # Receipts follow the ack: after a kill in between, the requests are committed
+                # again, and acks of attempts that were recorded change nothing.
                 commit_group(Group(manager=manager, store=store, batch=batch, requests=group), pool)
                 with fenced_if_removed(asked):
                     for done in group:
                         _request_file(manager, done).rename(_receipt_file(manager, done))
                 return
+        # Free when its holder is done or dead; the receipt tells which.
         wait_for_lock(asked)
 
 
@@ -92,6 +95,7 @@ def _gather(
                 checkpoint=request.checkpoint_id,
             )
         pool.take(1)
+        # Of two attempts at a subtask the later one counts, so it is acknowledged last.
         return sorted(_collect(manager, request, held), key=lambda each: each.task_attempt)
 
 
@@ -105,11 +109,13 @@ def _collect(manager: TaskManager, request: Request, held: ExitStack) -> list[Re
     give_up = time.monotonic() + settings.persist_delay_ms / 1000
     found = {_request_file(manager, request): request}
     while True:
+        # Decided before the look, so that a request which arrives in between is still taken.
         is_last = time.monotonic() >= give_up or _all_have_asked(manager, request.checkpoint_id)
         _take_waiting(manager, request.checkpoint_id, found, held)
         size_bytes = sum(one.size_bytes for one in found.values())
         if is_last or size_bytes >= settings.persist_size_bytes:
             return list(found.values())
+        # Requests are files of other processes; a look costs less than any way to be told.
         time.sleep(_POLL_S)
 
 
@@ -141,6 +147,7 @@ def _all_have_asked(manager: TaskManager, checkpoint_id: int) -> bool:
         for file in (manager.directory / name).glob(f"{checkpoint_id}-*")
     }
     marks = (manager.directory / "running").glob(f"{checkpoint_id}-*")
+    # A killed task leaves its mark: waiting for it would cost the whole delay.
     return all(_attempt_and_pid(mark)[0] in ready or _is_dead(mark) for mark in marks)
 
 

@@ -50,6 +50,7 @@ def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Wait
             claimed = _claimed(directory)
             others = len(claimed)
             room = Wait(f"room for an upload of {size_bytes} bytes", directory)
+            # With nothing in flight there is room for any upload, however large.
             while claimed and (
                 len(claimed) >= settings.upload_threads
                 or sum(claimed) + size_bytes > settings.upload_in_flight_bytes
@@ -57,6 +58,7 @@ def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Wait
                 room.pause()
                 claimed = _claimed(directory)
             with fenced_if_removed(claim):
+                # While the queue's lock is held: the next in line has to count this one.
                 held.enter_context(lock(claim))
         held.callback(claim.unlink, missing_ok=True)
         yield Waited(others, round((time.monotonic() - began_s) * 1000))

@@ -46,6 +46,7 @@ def write_files(
         StoreFailedError, BadInputError: see `cairn.runtime.commit.uploads.upload`.
     """
     new = [write.target for write in writes if write.appends_to is None]
+    # All intents in one transaction, before the first byte: SQL knows every object (ADR 0019).
     intents = iter(_intend(manager, new, claim) if new else [])
     work = [(write, None if write.appends_to else next(intents)) for write in writes]
     if min(writers, len(work)) <= 1:
@@ -59,6 +60,7 @@ def _intend(
 ) -> list[Intent]:
     claims = [claim] if claim is not None and not manager.is_claimed(claim) else []
     intents = intend(manager, new, claims=claims)
+    # After the commit: a claim that was not noted is only made again.
     for claimed in claims:
         manager.remember_claim(claimed)
     return intents

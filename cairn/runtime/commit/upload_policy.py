@@ -89,8 +89,10 @@ def next_step(
             when = running[-1].sent_ms + limits.timeout_ms
         if requests[-1].failed_ms is not None:
             when = min(when, max(failed) + limits.next_attempt_delay_ms)
+    # One hedge per upload, and none beside a retry: that is a second request already.
     if len(requests) == 1 and running:
         hedge_at = requests[0].sent_ms + limits.hedge_after_ms
+        # Of two that are due, the hedge: it does not count as an attempt.
         if hedge_at <= when:
             when, kind = hedge_at, Kind.HEDGE
     if when == math.inf and not running:

@@ -142,10 +142,12 @@ class _Upload:
 
     def run(self, waited: Waited) -> Uploaded:
         limits = self._history.read().limits(self._manager.run.settings, self._size_bytes)
+        # A file system is one device: writing the bytes twice would only slow the first write.
         if not self._store.sends_requests:
             limits = replace(limits, hedge_after_ms=math.inf, timeout_ms=math.inf)
         errors: list[StoreFailedError] = []
         while (step := next_step(limits, self._requests, _now_ms())) is not None:
+            # An answer that has arrived is worth more than another request.
             if isinstance(step, Kind) and self._answers.empty():
                 if step is Kind.HEDGE and not self._history.change(History.take_hedge):
                     limits = replace(limits, hedge_after_ms=math.inf)
@@ -154,6 +156,7 @@ class _Upload:
             elif (answer := self._wait(step)) is not None:
                 if answer.error is None:
                     return self._won(answer, waited)
+                # Fenced or refused: so would be the next request.
                 if not isinstance(answer.error, StoreFailedError):
                     raise answer.error
                 errors.append(answer.error)
@@ -172,6 +175,7 @@ class _Upload:
             [intent] = intend(self._manager, [self._target], self._first.file_id)
             facts = {"job": self._target.batch.job, "file": intent.path, "first": self._first.path}
             _log.warning("upload sends a %s", kind, extra=facts | {"size_bytes": self._size_bytes})
+        # One arrived during the transaction. The intent stays unused, and cleanup takes it.
         if not self._answers.empty():
             return
         number = len(self._requests)
@@ -184,6 +188,7 @@ class _Upload:
             self._put(number, intent)
 
     def _put(self, number: int, intent: Intent) -> None:
+        # Until the write returns: whatever ends this thread, the waiting one gets an answer.
         error: CairnError | None = OutcomeUnknownError("its thread has died", file=intent.path)
         try:
             put_in_time(self._store, intent.path, self._chunks, intent.began_s)

@@ -62,6 +62,7 @@ def transform(
     job: JobSpec, inputs: Inputs, count: int, key_columns: tuple[str, ...], call: Call
 ) -> DataFrame:
     """Returns the DataFrame of what the processor yields; `count` is how many inputs there are."""
+    # Before `init` runs on a copy: the tasks get the processor as the user made it.
     dumped: bytes = cloudpickle.dumps(call.processor)  # type: ignore[no-untyped-call]
     states, deleted = _declare(dumped, call.time_mode)
     session = inputs.df.sparkSession
@@ -114,6 +115,7 @@ def _on_stream(
 ) -> DataFrame:
     session = inputs.df.sparkSession
     warn_if_subtasks_float(session)
+    # Before the run is registered: a storage that cannot work leaves no run behind.
     job.check_storage()
     registration = Registration(
         run_id=uuid.uuid4(),
@@ -130,7 +132,9 @@ def _on_stream(
         time_mode=operator.time_mode.value,
     )
     registered, run = _register(job, registration, task_slots(session))
+    # State is found again by these ids, in whatever order `init` declares its variables.
     operator = _with_ids(operator, call, registered)
+    # A restart has in its state what the first run made of these rows.
     if call.initial and not registered.has_state:
         initial = with_key_hash(call.initial.df, call.initial.key_columns)
         written = write_initial_rows(run, operator, route(initial, run))
@@ -149,6 +153,8 @@ def _register(
     catalog = job.open_catalog()
     origin = None
     if job.restore_from is not None:
+        # Read before the run exists: a manifest that is missing refuses the plan and changes
+        # nothing.
         origin = find_origin(catalog, job.name, job.restore_from)
     if origin is not None:
         registration = dataclasses.replace(registration, origin=origin.manifest)
@@ -163,6 +169,7 @@ def _register(
         "has_state": run.has_state,
     }
     _log.info("run %d of job %s registered", run.epoch, job.name, extra=facts)
+    # A plan that was built at the same time may have restored the job meanwhile.
     if origin is not None and not run.has_state:
         restore(
             catalog,
@@ -182,6 +189,7 @@ def _register(
         storage=job.storage,
         catalog=catalog,
         settings=job.settings,
+        # More tasks than slots would take turns, and each turn pays for a group commit (ADR 0011).
         tasks=min(job.parallelism, slots or job.parallelism),
         split_lists=run.split_lists,
         union_lists=run.union_lists,
@@ -198,11 +206,13 @@ def _on_batch(job: JobSpec, inputs: Inputs, operator: OperatorSpec, call: Call) 
         initial = with_key_hash(call.initial.df, call.initial.key_columns)
         rows = pack(rows, initial)
     memory_bytes = job.settings.task_memory_bytes
+    # One time for all partitions, as all tasks of a micro-batch have one.
     now_ms = time.time_ns() // 1_000_000
 
     def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return run_batch_task(operator, memory_bytes, now_ms, batches)
 
+    # Spark chooses how many partitions: no state has to stay where it was.
     by_key = rows.repartition(F.col(KEY_HASH_COLUMN))
     return by_key.mapInArrow(run_partition, operator.output_schema)
 

@@ -42,6 +42,7 @@ def unite(dfs: Sequence[DataFrame], *, job: str) -> Inputs:
         BadInputError: inputs have other columns, or event time that cannot be followed.
     """
     first = dfs[0]
+    # Nullability is left out: a union takes the wider of two.
     columns = [(field.name, field.dataType) for field in first.schema]
     for other in dfs[1:]:
         if sorted(columns, key=str) != sorted(
@@ -101,6 +102,7 @@ def with_event_time(schema: StructType, column: str, job_id: str) -> tuple[Struc
             f"eventTimeColumnName is {column!r}, which has to be a timestamp of the output; it is "
             f"{schema.simpleString()}"
         )
+    # Spark's key, so that its own operators see event time; the upstream watermark has the delay.
     metadata = {_DELAY: 0, _WATERMARK_JOB: job_id}
     fields = [
         StructField(f.name, f.dataType, f.nullable, metadata) if f.name in matching else f
@@ -112,6 +114,7 @@ def with_event_time(schema: StructType, column: str, job_id: str) -> tuple[Struc
 def _united(dfs: Sequence[DataFrame]) -> DataFrame:
     if len(dfs) == 1:
         return dfs[0]
+    # Rows say which input they are from: the watermark is the least of the inputs' own.
     tagged = [df.withColumn(INPUT_COLUMN, F.lit(number)) for number, df in enumerate(dfs)]
     return reduce(DataFrame.unionByName, tagged)
 
@@ -127,6 +130,7 @@ def _event_time_field(df: DataFrame, job: str) -> StructField | None:
             "one before groupBy",
             job=job,
         )
+    # After a union the column has the metadata of one input only; the plan shows them all.
     if _WATERMARK_JOB not in fields[0].metadata and _watermarks(df) > 1:
         raise BadInputError(
             "this DataFrame has several withWatermark, whose least counts, but after a union or a "

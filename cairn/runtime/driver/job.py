@@ -203,6 +203,7 @@ class GroupedData:
             )
         schema = self._dfs[0].schema
         wanted = [schema[name].dataType for name in self._key_columns]
+        # By type and not by name: a key is its bytes, and the types decide those.
         if [initial.df.schema[name].dataType for name in initial.key_columns] != wanted:
             raise BadInputError(
                 "initialState is grouped by columns of other types than the rows: "

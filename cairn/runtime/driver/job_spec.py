@@ -30,6 +30,7 @@ class JobSpec:
             RefusedError: the database's revision is not the one this version needs.
         """
         catalog = Catalog(resolve_url(self.metastore), self.settings.metastore_timeout_ms)
+        # Only an embedded one is ours to change. A shared database is migrated by its operator.
         if self.metastore.startswith(EMBEDDED_PREFIX):
             migrate(catalog)
         require_current(catalog)
@@ -44,6 +45,7 @@ class JobSpec:
         """
         store = open_store(self.storage)
         store.check_writable()
+        # Asked once, on the driver: the answer takes a probe in storage and holds for the run.
         if self.settings.merges_files_across and not store.can_append():
             raise BadInputError(
                 "cairn.file-merging.across-checkpoint-boundary is true, but storage "

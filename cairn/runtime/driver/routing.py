@@ -25,6 +25,7 @@ def with_key_hash(
     With `heartbeat`, there is a row whose hash is null once a second, so that there are batches, in
     which timers fire, while the source is idle.
     """
+    # Once, in the JVM: routing, key groups and grouping all read this column.
     rows = df.withColumn(KEY_HASH_COLUMN, F.hash(*[F.col(f"`{name}`") for name in key_columns]))
     if not heartbeat:
         return rows
@@ -43,14 +44,17 @@ def route(rows: DataFrame, run: RunContext) -> DataFrame:
     """
     key_groups, parallelism, tasks = run.settings.max_parallelism, run.parallelism, run.tasks
     key_hash = f"coalesce({KEY_HASH_COLUMN}, 0)"  # a heartbeat has none, and may go anywhere
+    # The arithmetic of `cairn.keygroups`, in SQL. Tasks refuse rows where the two disagree.
     subtask = f"pmod({key_hash}, {key_groups}) * {parallelism} div {key_groups}"
     slot_by_task = slots(tasks)
     slot_of_task = F.array(*[F.lit(slot) for slot in slot_by_task])
     slot = slot_of_task[F.expr(f"int(({subtask}) * {tasks} div {parallelism})")]
     session = rows.sparkSession
+    # No anchor: with one executor, no subtask can move.
     if _has_one_executor(session):
         return rows.repartition(tasks, slot)
     return (
+        # A shuffled join, not a broadcast: only its tasks follow the blocks of the cached anchor.
         rows.withColumn(_SLOT_COLUMN, slot)
         .repartition(tasks, _SLOT_COLUMN)
         .join(_anchor(session, slot_by_task).hint("shuffle_hash"), _SLOT_COLUMN, "left")
@@ -70,6 +74,7 @@ def task_slots(session: SparkSession) -> int | None:
         return int(match[1]) * int(match[2])
     executors = _conf(session, "spark.executor.instances")
     cores = _conf(session, "spark.executor.cores")
+    # The number of executors changes then, so the slots of this moment say nothing.
     is_elastic = _conf(session, "spark.dynamicAllocation.enabled") == "true"
     return int(executors) * int(cores) if executors and cores and not is_elastic else None
 

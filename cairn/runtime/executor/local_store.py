@@ -76,9 +76,12 @@ class LocalStore:
             self._env = lmdb.open(
                 str(directory),
                 map_size=MAP_SIZE_BYTES,
+                # A batch must not wait for the disk. After a crash of the machine, the boot id is
+                # another.
                 sync=False,
                 metasync=False,
                 max_readers=510,
+                # Reads are by key, all over a file that may be larger than memory.
                 readahead=False,
             )
         except lmdb.Error as error:
@@ -88,6 +91,7 @@ class LocalStore:
                 file=str(directory),
             ) from error
         self._entries = self._env.open_db()
+        # Slots of killed readers keep LMDB from reusing the pages that they were reading.
         self._env.reader_check()
 
     @contextmanager
@@ -125,6 +129,7 @@ class LocalReader:
     def weight(self) -> Weight:
         """Returns how much a restore of this state would read, as far as is known here."""
         data = self._transaction.get(_POSITION_KEY)
+        # The same record as the position; msgspec takes the fields it knows.
         return Weight() if data is None else msgspec.msgpack.decode(data, type=Weight)
 
     def _make_get(self) -> Callable[[bytes], bytes | None]:
@@ -172,6 +177,7 @@ class LocalReader:
         """
         start = _stored_prefix(prefix)
         with self._transaction.cursor() as cursor:
+            # Behind every sequence number: those have 8 bytes.
             found = cursor.set_range(start + b"\xff" * 9)
             if not (cursor.prev() if found else cursor.last()):
                 return None
@@ -223,6 +229,7 @@ class LocalWriter:
                 while found and cursor.key() < upper:
                     found = cursor.delete()
                 return
+        # Dropping the database frees whole pages, but takes the position, too.
         position = self._transaction.get(_POSITION_KEY)
         self._transaction.drop(self._entries, delete=False)
         if position is not None:
@@ -356,10 +363,12 @@ def _discard_unless_ours(directory: Path) -> None:
     """Empties a directory that another boot, or a Cairn with another form of keys, has made."""
     expected = f"{boot_id()} {_KEY_FORM}"
     directory.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the directory, as that is removed under the lock.
     with lock(directory.with_suffix(".lock")):
         mark = directory / "boot-id"
         if not mark.exists() or mark.read_text() != expected:
             if directory.exists():
                 shutil.rmtree(directory)
             directory.mkdir()
+            # Last: without a mark, as after a kill here, the directory is made anew.
             mark.write_text(expected)

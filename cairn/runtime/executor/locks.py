@@ -34,6 +34,7 @@ def lock(file: Path) -> Iterator[None]:
     Raises:
         StorageError: another process has held it for `DEADLINE_S`.
     """
+    # Never unlinked: who waits at a removed file holds another lock than who opens it next.
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _acquire(descriptor, file)
@@ -61,6 +62,7 @@ def is_free(file: Path) -> bool:
     """Tells whether nobody has a file locked. A missing one is free."""
     try:
         with file.open("rb+") as opened:
+            # Shared, so that two who only look do not take each other for a holder.
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -156,5 +158,6 @@ def _holders(descriptor: int) -> str:
     """Returns the ids of the processes that have a file locked, as Linux tells them."""
     inode = os.fstat(descriptor).st_ino
     fields = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    # Those who wait have an arrow in the second field.
     found = [each[4] for each in fields if each[1] != "->" and each[5].endswith(f":{inode}")]
     return ", ".join(found) or "unknown"

@@ -45,14 +45,17 @@ def parent_state(context: SubtaskContext, start: BatchStart) -> Iterator[LocalRe
         StorageError, MetastoreError: a segment cannot be read, or not be found out.
     """
     wanted = NOTHING if start.parent is None else _position_of(start.parent)
+    # With this run's epoch, so that a late task of an older run sees that it was overtaken.
     wanted = dataclasses.replace(wanted, epoch=context.run.epoch)
     local = open_local(context.directory)
     with local.read() as reader:
+        # As after an attempt that failed once it had caught up: no write transaction.
         if reader.position() == wanted:
             yield reader
             return
     _catch_up(local, context, start.parent, wanted)
     with local.read() as reader:
+        # Another process may have moved it on between the two transactions.
         if reader.position() != wanted:
             raise _moved_on(context, reader.position())
         yield reader
@@ -92,11 +95,14 @@ def _catch_up(
 ) -> None:
     with local.write() as writer:
         here, weight = writer.reader.position() or NOTHING, writer.reader.weight()
+        # Being ahead proves nothing: a metastore from a backup gives ids and epochs again (ADR
+        # 0005).
         if _is_ahead(here, wanted) and _is_overtaken(context.run, here, wanted):
             raise _moved_on(context, here)
         if parent is None:
             writer.clear(context.key_groups)
             weight = Weight()
+        # Only the epoch is new, as in the first batch of a run.
         elif _same_state(here, wanted):
             pass
         elif _follows(here, parent, context):
@@ -165,6 +171,7 @@ def _restore(
     handles, lineage = run.catalog.run(
         f"find the segments of checkpoint {wanted.checkpoint_id} of job {run.job}", look_up
     )
+    # Of a lost history, or past the wanted checkpoint: nothing of it can be kept.
     if lineage != here.lineage or here.checkpoint_id > wanted.checkpoint_id:
         here = NOTHING
         writer.clear(key_groups)
@@ -174,6 +181,7 @@ def _restore(
     began_s, begun = time.monotonic(), None
     segments = read_segments(context.store, missing, job=run.job, key_groups=key_groups)
     for handle, changes in segments:
+        # Once, at its first part: a base replaces whatever its key groups held.
         if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
         begun = handle

@@ -80,6 +80,7 @@ class Spool:
             # As expected after a restart, or where another executor ran the attempt.
             level, found = logging.INFO, "not in the spool"
         else:
+            # Checked as storage is: nothing here is fsynced, and a zombie may have written it.
             if hashlib.sha256(data).hexdigest() == segment.sha256:
                 return data
             level, found = logging.WARNING, "damaged in the spool"
@@ -94,6 +95,7 @@ class Spool:
         return None
 
     def _file(self, number: int, kind: SegmentKind) -> Path:
+        # By attempt, so that a zombie of the same batch writes beside it and not over it.
         name = f"{self.checkpoint_id}-{number}-{self.attempt_id}-{kind}.seg"
         return self.manager.spool_directory(self.subtask) / name
 

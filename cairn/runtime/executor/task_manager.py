@@ -67,6 +67,8 @@ class TaskManager:
     def begin(self, batch: BatchRef) -> BatchStart:
         """Returns the batch's start: one transaction per executor, then a file."""
         cached = self.directory / f"begun-{batch.query_id}-{batch.batch_id}"
+        # The other tasks wait for the first one: a transaction for each of them would load the
+        # metastore.
         with self.lock("begin"):
             if cached.exists():
                 return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
@@ -74,6 +76,7 @@ class TaskManager:
                 f"begin batch {batch.batch_id} of job {batch.job}",
                 lambda connection: begin_batch(connection, batch, with_lists=self.run.has_lists),
             )
+            # Before the file: whoever is killed in between begins and tidies again.
             self._tidy(start)
             write_whole(cached, msgspec.msgpack.encode(start))
         return start
@@ -113,6 +116,7 @@ class TaskManager:
         """Removes what no later batch reads: begun batches, requests, fenced runs' directories."""
         for old in self.directory.glob("begun-*"):
             old.unlink()
+        # The parent's stay: a late attempt at it may still look for its receipt.
         keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
         for name in _OF_BATCHES:
             for old in (self.directory / name).iterdir():
@@ -122,6 +126,7 @@ class TaskManager:
             if int(old.name.split("-")[0]) < self.run.epoch:
                 facts = {"job": self.run.job, "epoch": self.run.epoch, "directory": str(old)}
                 _log.info("older run fenced, its local directory removed", extra=facts)
+                # A task of that run may still be writing here; the next batch removes the rest.
                 shutil.rmtree(old, ignore_errors=True)
 
 
@@ -143,6 +148,8 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         FencedError: a newer run has removed the directory.
     """
+    # By process, as two may write the same file. No fsync: a machine that crashed starts a new
+    # executor, whose directory is another one.
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     with fenced_if_removed(path):
         draft.write_bytes(data)

@@ -30,6 +30,7 @@ def net_changes(reader: LocalReader, touched: Collection[tuple[bytes, bool]]) ->
 
     A deleted prefix is followed by all entries that the snapshot has under it.
     """
+    # A prefix before the keys under it: after them it would delete them again.
     rows = sorted(_net_changes(reader, touched), key=lambda row: (row[1], row[0] != DELETE_PREFIX))
     return Changes(*map(list, zip(*rows, strict=True))) if rows else Changes([], [], [])
 
@@ -43,6 +44,7 @@ def _net_changes(reader: LocalReader, touched: Collection[tuple[bytes, bool]]) -
     for key, is_prefix in touched:
         if not is_prefix and not _is_under(prefixes, key):
             found = reader.get(key)
+            # A key that is gone is deleted once more: the base below may have it.
             yield DELETE if found is None else PUT, key, found
 
 

@@ -63,6 +63,7 @@ def carry_out(order: Order, compute: Compute = iter) -> None:
             "seconds": round(time.monotonic() - began_s, 3),
         }
         _log.info("subtask materialized", extra=about | facts)
+    # No failure: the newer run materializes.
     except FencedError as fenced:
         _log.info("materialization stopped: %s", fenced, extra=about)
         return
@@ -74,6 +75,7 @@ def carry_out(order: Order, compute: Compute = iter) -> None:
         after = Progress(
             done_ms=before.done_ms, failures=before.failures, error=error, is_final=is_final
         )
+    # First here: tasks count failures by this file, and the metastore may be what has failed.
     record_progress(manager, order.subtask, after)
     _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
 

@@ -44,10 +44,12 @@ def main(patience_s: int) -> None:
     With patience, only when no other thread wants a core, and after so many seconds it is killed.
     With none, at a lower priority than batches.
     """
+    # Starved, it would hold its lock and old pages for ever. SIGALRM kills; 0 is no alarm.
     signal.alarm(patience_s)
     gc.disable()  # it would look at every entry of the state again and again, and find nothing
     yielding = partial(stand_back, is_patient=patience_s > 0)
     with ThreadPoolExecutor(1, initializer=yielding) as thread:
+        # Even the imports: a second or two of CPU, which batches would feel at their own priority.
         thread.submit(import_module, "cairn.runtime.materialization.order").result()
         from cairn.runtime.materialization.order import Order, carry_out  # noqa: PLC0415 - it is loaded now
 

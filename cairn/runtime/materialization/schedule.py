@@ -88,6 +88,7 @@ def start_if_due(context: SubtaskContext, clock: Clock, weight: Weight) -> None:
             return
         progress = progress_of(manager, subtask)
         _raise_if_given_up(manager, subtask, progress)
+        # Again, under the lock: one that began before this batch may have ended since.
         if is_due_since(progress.done_ms):
             # Counted before it starts, so that one that is killed, or cannot start, counts too.
             record_progress(
@@ -131,15 +132,18 @@ def _start(order: Order, lock: int, *, is_patient: bool) -> None:
     """
     half_s = order.run.settings.materialize_interval_ms // 2000
     patience_s = max(LEAST_PATIENCE_S, half_s) if is_patient else 0
+    # Reaps those that have ended; nobody waits for them.
     _started[:] = [process for process in _started if process.poll() is None]
     process = subprocess.Popen(  # noqa: S603 - the program is ours
         [sys.executable, "-m", "cairn.runtime.materialization.process", str(patience_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        # Spark may have put Cairn on this process's path alone, as with --py-files.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         pass_fds=[lock],
     )
     _started.append(process)
     if process.stdin is not None:
+        # It has died already, and its failure is counted.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(msgspec.msgpack.encode(order))

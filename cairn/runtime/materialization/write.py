@@ -95,6 +95,7 @@ def materialize(
     else:
         pieces = chunks(reader, key_groups, CHUNK_BYTES)
     kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
+    # A generator, so that `compute` decides which thread does the work.
     encoded = (_encode(context, kind, chunk, as_of) for chunk in pieces)
     with ExitStack() as held:
         slot = shared_slot(context.manager, subtask, held)
@@ -103,6 +104,7 @@ def materialize(
             f"install the materialization of subtask {subtask} of job {run.job}",
             lambda connection: install(connection, context.batch, subtask, written, replaced),
         )
+        # After the installation: more may follow only bytes that have handles.
         _leave_open(slot, context, *written[-1])
     return Materialized.of([handle for _, handle in written])
 
@@ -122,6 +124,7 @@ def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> 
 
 
 def _all_of(reader: LocalReader, key_groups: KeyGroupRange) -> Changes:
+    # Sorted again: in LMDB, keys over its limit are not in order (ADR 0006).
     entries = sorted(reader.range(key_groups))
     keys, values = map(list, zip(*entries, strict=True)) if entries else ([], [])
     return Changes([PUT] * len(keys), keys, values)
@@ -169,6 +172,7 @@ def _write_all(
     slot: Slot | None,
 ) -> list[tuple[WrittenFile, SegmentHandle]]:
     """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
+    # Before the bytes, as in a group commit: a killed writer leaves no file to continue.
     appends_to = slot.give_up() if slot is not None else None
     written: list[tuple[WrittenFile, SegmentHandle]] = []
     for file in fill_files(segments, lambda s: len(s.data), context.settings, appends_to):

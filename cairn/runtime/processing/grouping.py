@@ -49,11 +49,13 @@ def group(table: pa.Table, keys: KeyColumns) -> Groups:
     """
     table = table.combine_chunks()
     codes = _codes_of_rows(table, keys)
+    # Stable: the rows of a key stay in their order.
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
     starts = starts[: len(codes)]
     first_rows = table.take(pa.array(order[starts]))
+    # Taking copies every column, so rows that are together already stay where they are.
     if np.any(order[1:] < order[:-1]):
         table = table.take(pa.array(order))
     return Groups(
@@ -86,6 +88,7 @@ def _codes_of_rows(table: pa.Table, keys: KeyColumns) -> Codes:
     for name, data_type in keys:
         column = table.column(name).combine_chunks()
         for part, part_radix in _codes_of_column(column, data_type):
+            # Before the product overflows: as many codes as there are different keys so far.
             if radix * part_radix > _CODE_LIMIT:
                 distinct, codes = np.unique(codes, return_inverse=True)
                 radix = len(distinct)
@@ -109,6 +112,7 @@ def _codes_of_column(column: pa.Array, data_type: DataType) -> Iterator[tuple[Co
         if isinstance(data_type, FloatType | DoubleType):
             nan = pa.scalar(_NAN, column.type)
             zero = pa.scalar(0.0, column.type)
+            # Adding 0.0 makes -0.0 positive. The dictionary tells values apart by their bits.
             column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
         encoded = column.dictionary_encode(null_encoding="encode")
         indices = encoded.indices.to_numpy(zero_copy_only=False)

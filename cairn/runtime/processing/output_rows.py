@@ -49,6 +49,7 @@ def rows_to_batch(rows: Sequence[tuple[Any, ...]], schema: StructType) -> pa.Rec
         BadInputError: a row has a field that the schema lacks, or as a tuple another number of
             fields, or a value does not fit its column; the message names the column.
     """
+    # By class and not by row: many rows have few classes.
     for kind in set(map(type, rows)):
         if not issubclass(kind, tuple):
             raise BadInputError(f"an output row is a Row or a tuple; found {kind.__name__}")

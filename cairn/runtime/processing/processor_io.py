@@ -67,6 +67,7 @@ class RowIO:
             for key_hash, key, count in zip(groups.hashes, groups.keys, groups.counts, strict=True):
                 rows_of_key = islice(rows, count)
                 yield key_hash, key, rows_of_key
+                # The rows that the processor did not read: the next key's are behind them.
                 deque(rows_of_key, maxlen=0)
 
     def key_view(self, keys: KeyColumns) -> None:
@@ -74,6 +75,7 @@ class RowIO:
 
     def collect(self, results: Iterable[Any]) -> None:
         """Takes rows or tuples."""
+        # To the end, at once: a generator changes state only while it is read.
         self._rows.extend(results)
         if len(self._rows) >= OUTPUT_ROWS_PER_BATCH:
             self.flush()

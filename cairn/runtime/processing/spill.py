@@ -33,6 +33,7 @@ class SpillDirectory:
         trace: TracebackType | None,
     ) -> None:
         if self._path is not None:
+            # A task that is done does not fail by this; the executor's end removes the rest.
             shutil.rmtree(self._path, ignore_errors=True)
 
     def new_file(self, schema: pa.Schema) -> SpillFile:

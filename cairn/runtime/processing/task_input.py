@@ -117,6 +117,7 @@ class TaskInput:
                 yield from self._parts_of(bucket, self._first_bits)
 
     def _subtasks_of(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        # Signed, with numpy's floored remainder: so it equals Spark's pmod.
         groups = hashes.view(np.int32).astype(np.int64) % len(self._subtask_of)
         return self._subtask_of[groups]
 
@@ -131,6 +132,7 @@ class TaskInput:
         if self._late_ms is None:
             return batch
         limit = pa.scalar(self._late_ms * 1000, pa.int64())
+        # A row without event time is not late, as in Spark.
         is_late = pc.less_equal(_micros(batch, event_time.late_by), limit).fill_null(False)
         late = np.asarray(is_late)
         if not late.any():
@@ -179,6 +181,7 @@ class TaskInput:
     ) -> None:
         """Adds rows to the files that some bits of their hash name, after those used before."""
         hashes = _hashes(batch)
+        # Mixed first: the hashes of a subtask are alike in the bits that chose the subtask.
         numbers = ((hashes * _MIX) << np.uint32(used_bits)).astype(np.uint64) >> np.uint64(
             32 - bits
         )

@@ -70,6 +70,7 @@ class Attempt:
             try:
                 yield
             finally:
+                # Not waited for: an upload that hangs must not hold up a task that has failed.
                 self.early.shutdown(wait=False, cancel_futures=True)
 
     def context_of(self, subtask: int) -> SubtaskContext:
@@ -95,6 +96,7 @@ class Attempt:
         `work` may append to the log what it takes from its overlay.
         """
         began, context = time.monotonic(), self.context_of(subtask)
+        # The changes are not applied here: local state has only what was confirmed.
         with parent_state(context, self.start) as reader:
             restore_ms = round((time.monotonic() - began) * 1000)
             start_if_due(context, self.start.clock, reader.weight())
@@ -105,6 +107,7 @@ class Attempt:
     def open_log(self, subtask: int) -> Changelog:
         """Returns the log of a subtask whose local state is the parent's, truncated up to there."""
         log = Changelog(self.context_of(subtask), self.spool_of(subtask), self.early)
+        # The parent's segments are in local state by now, and nobody reads older ones.
         log.truncate(before=log.last_appended())
         return log
 
@@ -113,6 +116,7 @@ class Attempt:
     ) -> FinishedSubtask:
         """Writes the rest of a subtask's changes to the spool."""
         log.append(overlay.changes())
+        # On disk before it is asked for: another task may commit it.
         log.last_appended()
         return FinishedSubtask(log=log, counts=counts, restore_ms=restore_ms)
 

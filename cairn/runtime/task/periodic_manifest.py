@@ -30,6 +30,7 @@ def write_manifest_if_due(manager: TaskManager, store: ObjectStore, parent: Pare
     try:
         if parent.checkpoint_id - _newest(manager) >= run.settings.manifest_interval:
             write_manifest(run.catalog, store, run.job_id, parent.checkpoint_id, epoch=run.epoch)
+            # In a file, as the next batch's task is another process; it saves that one a look-up.
             _note(manager, parent.checkpoint_id)
     except (StoreFailedError, RefusedError, CorruptSegmentError) as error:
         facts = {"job": run.job, "checkpoint": parent.checkpoint_id}

@@ -46,6 +46,7 @@ def run_task(
     if context is None:
         raise RefusedError("the stateful operator runs in Spark tasks only", job=run.job)
     batch = _batch(run, context)
+    # Spark's block directories: the same for all tasks of an executor, and for no other's.
     manager = TaskManager(run, os.environ["SPARK_LOCAL_DIRS"])
     start = manager.begin(batch)
     attempt = Attempt(
@@ -68,6 +69,7 @@ def run_task(
         )
         output = Output(spill, memory_bytes)
         with attempt.running():
+            # All of it before the first key, whose rows may be anywhere in it.
             task_input.read(batches)
             task = _Task(
                 operator=operator,
@@ -77,6 +79,7 @@ def run_task(
                 parents=ParentLists(attempt),
             )
             attempt.commit([task.run_subtask(subtask) for subtask in subtasks])
+        # One task is enough, and every batch has a partition 0.
         if run.settings.manifest_interval and context.partitionId() == 0:
             write_manifest_if_due(manager, attempt.store, start.parent)
         yield from output.read()
@@ -102,6 +105,7 @@ class _Task:
         operator, start = self.operator, self.attempt.start
         run, settings = self.attempt.manager.run, self.attempt.manager.run.settings
         first_rows = [rows for rows in run.initial_rows if rows.subtask == subtask]
+        # Only the first batch has no parent; each attempt at it reads these rows.
         initial = [] if start.parent else read_initial_rows(self.attempt.store, run.job, first_rows)
         return process(
             operator,
@@ -168,6 +172,7 @@ def run_batch_task(
 
 
 def _batch(run: RunContext, context: TaskContext) -> BatchRef:
+    # Spark sets both for the tasks of micro-batches, and for no others.
     query_id = context.getLocalProperty("sql.streaming.queryId")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
     if query_id is None or batch_id is None:
