@@ -93,6 +93,7 @@ def apply_plan(
     Raises:
         RefusedError: the plan is not the stored one.
     """
+    # Not FOR UPDATE: that would block inserts of rows that refer to the job.
     num_retained = connection.execute(
         select(Job.num_retained).where(Job.job_id == job.job_id).with_for_update(key_share=True)
     ).scalar_one()

@@ -123,6 +123,7 @@ def _winners(
     recorded = {row.subtask: row.task_attempt for row in rows}
     newest: dict[int, Ack] = {}
     for ack in acks:
+        # Equal: the same ack again, after a commit whose answer was lost.
         if recorded.get(ack.subtask, -1) >= ack.task_attempt:
             continue
         if ack.subtask not in newest or newest[ack.subtask].task_attempt < ack.task_attempt:

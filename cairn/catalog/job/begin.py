@@ -120,7 +120,7 @@ def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = F
             parent_id,
             is_first=job.current_epoch < batch.epoch,
         )
-    elif found.status in TAKES_ACKS:
+    elif found.status in TAKES_ACKS:  # by another executor, or before a lost answer
         checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
         times = times_of(connection, batch.job_id, checkpoint_id)
         before = times_of(connection, batch.job_id, parent_id)
@@ -242,6 +242,7 @@ def _open_checkpoint(
     is_first: bool,
 ) -> tuple[int, CheckpointTimes, CheckpointTimes]:
     """Returns the new checkpoint's id, its times and those of its parent."""
+    # Complete ones too: the batch runs again, perhaps at another parallelism.
     _abort_older_runs(connection, batch)
     connection.execute(
         update(Job)
@@ -359,6 +360,7 @@ def _clock(connection: Connection, batch: BatchRef) -> Clock:
         )
         .group_by(func.lower(Segment.key_groups))
     )
+    # The database's clock, because those of executors differ.
     now, created = connection.execute(
         select(ms(func.now()), ms(Job.created_at)).where(Job.job_id == batch.job_id)
     ).one()

@@ -102,6 +102,7 @@ def install(
     """
     job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True)
     ids = [UUID(handle.segment_id) for _, handle in segments]
+    # The same installation again, after a commit whose answer was lost.
     if connection.scalar(select(Segment.segment_id).where(Segment.segment_id == ids[0])):
         return
     files = list({file.file_id: file for file, _ in segments}.values())
@@ -240,6 +241,7 @@ def record_end(
     connection: Connection, materialization_id: UUID, made: Materialized | None, error: str | None
 ) -> None:
     """Says how a materialization ended; `made` is None if there was nothing to write."""
+    # No fence: the row is a statistic, and right for a run that was replaced, too.
     values: dict[str, object] = {"finished_at": func.clock_timestamp(), "error": error}
     if made is not None:
         values |= {

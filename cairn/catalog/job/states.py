@@ -150,7 +150,7 @@ def drop_states(connection: Connection, job_id: str, job: str, run: Row[*tuple[A
 
 
 def dropped_state_ids(connection: Connection, job_id: str) -> list[int]:
-    """Returns the ids of all variables by key that were dropped, whose entries are to go."""
+    """Returns the ids of all variables by key that were dropped, whose entries are deleted."""
     return list(
         connection.scalars(
             select(StateVariable.state_id)

@@ -45,7 +45,7 @@ class PlannedFile:
 def plan_files(
     pieces: Sequence[Piece], settings: Settings, appendable_files: Sequence[AppendableFile] = ()
 ) -> list[PlannedFile]:
-    """Returns the files that hold the pieces, in order of pieces; open files first.
+    """Returns the files that hold the pieces, in order of pieces; those to continue first.
 
     Without merging, each piece has a file of its own. With it, a piece is in the first file that
     takes it: one below `max_file_bytes`, which a file may pass by its last piece (the limit is
@@ -91,7 +91,7 @@ def fill_files(
     """Yields one subtask's segments by file, each as soon as its file is full.
 
     The same files as `plan_files` makes of them, without holding more than one file's segments. The
-    first is the rest of the open file, if there is one.
+    first is the rest of the file to continue, if there is one.
     """
     file: list[T] = []
     file_bytes = appends_to.size_bytes if appends_to else 0

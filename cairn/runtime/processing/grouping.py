@@ -40,7 +40,7 @@ class Groups:
 def group(table: pa.Table, keys: KeyColumns) -> Groups:
     """Returns a table's rows by key.
 
-    Keys come in the order of their first row where there is one key column, a key's rows in the
+    Keys are in the order of their first row where there is one key column, a key's rows in the
     order of the table. Null is a key like any other; all NaNs are one key, and -0.0 is 0.0, as in
     Spark's grouping.
 

@@ -1,7 +1,7 @@
 """Arrow batches on the executor's local disk, for what does not fit in a task's memory.
 
-The files lie in Spark's own block directories, which go with the executor, so a killed task leaves
-nothing for ever.
+The files lie in Spark's own block directories, which are removed with the executor, so a killed
+task leaves nothing for ever.
 """
 
 from __future__ import annotations

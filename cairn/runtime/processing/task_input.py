@@ -114,7 +114,7 @@ class TaskInput:
                 yield KeyedRows([table], is_one_key=False)
         for (owner, _), bucket in sorted(self._files.items()):
             if owner == subtask:
-                yield from self._parts_of(bucket, self._first_bits)
+                yield from self._keyed_rows_of(bucket, self._first_bits)
 
     def _subtasks_of(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         # Signed, with numpy's floored remainder: so it equals Spark's pmod.
@@ -197,7 +197,7 @@ class TaskInput:
             bucket.file.write(batch.slice(start, end - start))
             bucket.is_one_hash &= bool(np.all(hashes[start:end] == bucket.hash))
 
-    def _parts_of(self, bucket: _Bucket, used_bits: int) -> Iterator[KeyedRows]:
+    def _keyed_rows_of(self, bucket: _Bucket, used_bits: int) -> Iterator[KeyedRows]:
         """Yields a file's keys: at once if they fit, else split by more of their hash."""
         file = bucket.file
         if file.size_bytes <= self._memory_bytes:
@@ -212,7 +212,7 @@ class TaskInput:
             for smaller in buckets.values():
                 smaller.file.close()
             for _, smaller in sorted(buckets.items()):
-                yield from self._parts_of(smaller, used_bits + _BITS)
+                yield from self._keyed_rows_of(smaller, used_bits + _BITS)
         file.remove()
 
     def _one_hash(self, file: SpillFile) -> Iterator[KeyedRows]:
