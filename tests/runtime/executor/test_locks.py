@@ -91,6 +91,16 @@ def test_who_waits_too_long_names_the_holder_and_gives_up(
 
 
 @pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("wait", [take, wait_for_lock])
+def test_a_wait_is_the_same_where_the_system_does_not_tell_the_holder(
+    file: Path, wait: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "LOCKS_OF_THE_SYSTEM", file.with_name("missing"))
+    with held_by_another(file), pytest.raises(StorageError, match="process unknown holds"):
+        wait(file)
+
+
+@pytest.mark.usefixtures("_impatient")
 def test_a_lock_given_up_on_is_not_taken_later(file: Path) -> None:
     with held_by_another(file), pytest.raises(StorageError):
         take(file)
