@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -23,8 +24,14 @@ TEXTS = ("*.md", "*.py", "*.toml", "docs/**/*.md", "metastore/*.md", "requiremen
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Runs a command and returns its output; fails with all of it where the command fails."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    """Runs a command and returns its output; fails with all of it where the command fails.
+
+    It imports what is installed: tests of Spark have this tree on the path of their workers.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
