@@ -39,6 +39,7 @@ def resolve_url(metastore: str) -> str:
         ) from error
     if not url.database:
         raise BadInputError(f"the metastore's URL names no database: {masked(metastore)!r}")
+    # With the password: this one connects. Messages use `masked`.
     return url.set(drivername="postgresql+psycopg2").render_as_string(hide_password=False)
 
 

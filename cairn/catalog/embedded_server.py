@@ -137,6 +137,7 @@ def _initialise(data: Path) -> None:
             _server(new).ensure_pgdata_inited()
     except subprocess.CalledProcessError as error:
         raise MetastoreError(f"initdb failed in {new}; its output is logged") from error
+    # Whole or not at all: whoever is killed before leaves a directory that the next one removes.
     new.rename(data)
 
 
@@ -175,6 +176,7 @@ def _start(data: Path) -> URL:
             )
             _start_postmaster(data)
         lines = _pid_file(data)
+        # With fewer lines it has not opened its socket yet.
         if len(lines) == 8 and _has_database(host=lines[4], port=lines[3]):
             query = {"host": lines[4], "port": lines[3]}
             return URL.create("postgresql+psycopg2", _SUPERUSER, database=_DATABASE, query=query)
@@ -216,6 +218,7 @@ def _postmaster(data: Path) -> psutil.Process | None:
     pid = next(iter(_pid_file(data)), "")
     try:
         process = psutil.Process(int(pid)) if pid.isdigit() else None
+        # By the command line, too: the number in a stale pid file may be any process's by now.
         return process if process and str(data) in process.cmdline() else None
     except psutil.NoSuchProcess:
         return None
@@ -239,6 +242,7 @@ def _has_database(*, host: str, port: str) -> bool:
         return False
     connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
     with closing(connection), connection.cursor() as cursor:
+        # PostgreSQL has no CREATE DATABASE IF NOT EXISTS.
         cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_DATABASE,))
         if cursor.fetchone() is None:
             cursor.execute(f"CREATE DATABASE {_DATABASE}")

@@ -49,12 +49,14 @@ def migrate(catalog: Catalog) -> list[str]:
     def note(*, step: MigrationInfo, **_: object) -> None:
         applied.extend(step.up_revision_ids)
 
+    # A newer Cairn's schema is left alone: Alembic would take it for broken.
     _refuse_unknown(current_revision(catalog), catalog)
     with _alone(catalog.url) as connection, connection.begin():
         config = alembic_config()
         config.attributes["connection"] = connection
         config.attributes["on_version_apply"] = note
         command.upgrade(config, "head")
+        # In the migration's transaction: no reader meets new tables with old views.
         if applied:
             install_definitions(connection)
     return applied
@@ -125,10 +127,12 @@ def _alone(url: str) -> Iterator[Connection]:
     with engine.connect() as connection, _errors_explained(url):
         _set_lock_timeout(connection, _WAIT_FOR_OTHERS_MS)
         began_s = time.monotonic()
+        # An advisory lock: before the first migration there is no table to lock.
         connection.execute(select(func.pg_advisory_lock(_ADVISORY_LOCK)))
         if (waited_s := time.monotonic() - began_s) > _LONG_WAIT_S:
             facts = {"waited_s": waited_s}
             _log.warning("waited %.1f s for another migration", waited_s, extra=facts)
+        # Short from here on: whoever waits for a table's lock holds up all who come after.
         _set_lock_timeout(connection, _TABLE_LOCK_MS)
         if connection.scalar(select(func.to_regnamespace(SCHEMA))) is None:
             connection.execute(CreateSchema(SCHEMA))

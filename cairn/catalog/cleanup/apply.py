@@ -69,6 +69,7 @@ def store_plan(
             plan=dict(plan),
             plan_sha256=plan_sha256,
         )
+        # The transaction again, after its answer was lost.
         .on_conflict_do_nothing(index_elements=[MaintenanceRun.maintenance_run_id])
     )
 
@@ -95,9 +96,11 @@ def apply_plan(
     """
     # Not FOR UPDATE: that would block inserts of rows that refer to the job.
     num_retained = connection.execute(
+        # FOR NO KEY UPDATE: new rows that refer to the job lock its key alone, and need not wait.
         select(Job.num_retained).where(Job.job_id == job.job_id).with_for_update(key_share=True)
     ).scalar_one()
     run = _lock_run(connection, job, run_id, plan_sha256)
+    # Applied by a first try whose answer was lost, so its changes are the answer.
     if run.status == MaintenanceStatus.APPLIED:
         return Applied(**run.result)
     if run.status == MaintenanceStatus.FAILED or run.expired:
@@ -105,6 +108,7 @@ def apply_plan(
         _finish(connection, run_id, MaintenanceStatus.FAILED, {"refused": "expired"})
         return None
     applied = Applied(
+        # In this order: a segment dies by what is retained, a file by which segments are live.
         subsumed_checkpoints=_subsume(connection, job, checkpoints, num_retained),
         dead_segments=_let_die(connection, job, segments),
         condemned_files=_condemn(connection, job, files, run_id),
@@ -207,5 +211,7 @@ def _condemn(connection: Connection, job: JobFacts, files: Sequence[UUID], run_i
     )
     columns = [Deletion.file_id, Deletion.job_id, Deletion.path, Deletion.maintenance_run_id]
     return connection.execute(
+        # With the status, in one statement: nothing is condemned without its intent, or the
+        # reverse.
         insert(Deletion).from_select(columns, select(condemned, literal(run_id, Uuid())))
     ).rowcount

@@ -69,6 +69,7 @@ def record_outcome(
     it. Returns the total of the files that this call made DELETED.
     """
     still_open = _lock_open(connection, [*gone, *failed])
+    # One by one: each has an error of its own, and they are few.
     for file_id in sorted(still_open & failed.keys()):
         connection.execute(
             update(Deletion)
@@ -103,6 +104,7 @@ def _close(connection: Connection, file_ids: Sequence[UUID]) -> FileTotal:
     sizes = connection.scalars(
         update(PhysicalFile)
         .where(PhysicalFile.file_id == chosen)
+        # The file's row stays: it says that its path was used, which is never used again.
         .values(status=FileStatus.DELETED, deleted_at=func.now())
         .returning(func.coalesce(PhysicalFile.size_bytes, 0))
     ).all()

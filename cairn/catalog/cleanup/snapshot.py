@@ -126,6 +126,7 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
     Raises:
         BadInputError: there is no such job.
     """
+    # One snapshot for all reads: a file's live segments must be those that the segments say.
     connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
     row = find_job(connection, job_name)
     job = JobFacts(
@@ -138,6 +139,7 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
     checkpoints, horizon = _retained_checkpoints(connection, job)
     segments = _released_segments(connection, job, horizon)
     unneeded = _unneeded_files(connection, job)
+    # Only files that may become empty: a job has many more.
     holding = sorted({segment.file_id for segment in segments})
     return CleanupSnapshot(
         job=job,
@@ -172,6 +174,7 @@ def _retained_checkpoints(
         .order_by(Checkpoint.checkpoint_id.desc())
         .limit(job.num_retained)
     ).all()
+    # Behind it are checkpoints that were not read and may need a segment.
     horizon = oldest[-1].checkpoint_id if len(oldest) == PLAN_ROWS else None
     by_id = {row.checkpoint_id: RetainedCheckpoint(*row) for row in (*oldest, *kept, *newest)}
     return tuple(by_id[checkpoint_id] for checkpoint_id in sorted(by_id)), horizon
@@ -196,6 +199,7 @@ def _released_segments(
             ~is_needed(pinned),
             true() if horizon is None else Segment.released_checkpoint <= horizon,
         )
+        # Oldest first: whatever the limit leaves out, the next plan begins with.
         .order_by(Segment.released_checkpoint, Segment.segment_id)
         .limit(PLAN_ROWS)
     )
@@ -241,6 +245,7 @@ def multirange(
     """Returns the ids of the rows that fulfil the conditions as one multirange, read once."""
     one_id = func.int8range(ids, ids, "[]")
     return (
+        # A multirange and no list: a job retains ranges, and a test per segment stays cheap.
         select(func.coalesce(func.range_agg(one_id), func.int8multirange()))
         .where(*conditions)
         .scalar_subquery()

@@ -76,7 +76,7 @@ def acknowledge(
             checkpoint=checkpoint_id,
         )
     winners = _winners(connection, batch.job_id, checkpoint_id, acks)
-    seal_files(connection, batch, list(files.values()))
+    seal_files(connection, batch, list(files.values()))  # a condemned file refuses all acks
     segments = [
         (files[segment.path].file_id, ack.subtask, segment)
         for ack in winners
@@ -129,6 +129,7 @@ def _winners(
         if ack.subtask not in newest or newest[ack.subtask].task_attempt < ack.task_attempt:
             newest[ack.subtask] = ack
     replaced = [subtask for subtask in newest if subtask in recorded]
+    # The earlier attempt's: both would replay, and Spark counts the later one.
     if replaced:
         of_replaced = Segment.subtask.in_(replaced)
         kill_segments(connection, and_(made_in(job_id, [checkpoint_id]), of_replaced))
@@ -176,6 +177,7 @@ def _record_acks(
 def _complete(
     connection: Connection, job_id: str, checkpoint_id: int, recorded: CTE | None
 ) -> None:
+    # Counted in the statement: an earlier count would miss the acks that it has waited for.
     acked = (
         select(func.count())
         .select_from(SubtaskAck)
@@ -192,4 +194,5 @@ def _complete(
         )
         .values(status=CheckpointStatus.COMPLETED, completed_at=func.now())
     )
+    # The statistics ride along in this statement: they may cost the batch no round trip.
     connection.execute(complete if recorded is None else complete.add_cte(recorded))

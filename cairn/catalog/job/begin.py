@@ -103,6 +103,7 @@ def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = F
     job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True, may_begin=True)
     if job.query_id is not None and job.query_id != batch.query_id:
         raise refuse_second_query(batch.job, job.query_id, batch.query_id)
+    # By batch: every executor begins it, and all but the first find it begun.
     found = connection.execute(
         select(Checkpoint.checkpoint_id, Checkpoint.status, Checkpoint.parent_checkpoint).where(
             Checkpoint.job_id == batch.job_id,
@@ -112,6 +113,7 @@ def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = F
         )
     ).one_or_none()
     if found is None:
+        # Before the checkpoint opens: a hole in the parent has to refuse the batch.
         parent_id = _confirm_parent(connection, batch)
         checkpoint_id, times, before = _open_checkpoint(
             connection,
@@ -149,6 +151,7 @@ def _is_over(batch: BatchRef, found: Row[*tuple[Any, ...]]) -> FencedError:
 def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
     """Returns the checkpoint of the batch before, now CONFIRMED; None for a job's first batch."""
     of_query = and_(Checkpoint.job_id == batch.job_id, Checkpoint.query_id == batch.query_id)
+    # Subsumed ones, too: Spark has committed them, whatever the cleanup has made of them since.
     passed = connection.scalar(
         select(func.max(Checkpoint.batch_id)).where(
             of_query,
@@ -174,6 +177,7 @@ def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
         .limit(1)
     ).one_or_none()
     if previous is None:
+        # The first batch of a job starts from nothing; any other one has lost its parent.
         if batch.batch_id == 0:
             return None
         raise _no_parent(batch, passed)
@@ -247,6 +251,8 @@ def _open_checkpoint(
     connection.execute(
         update(Job)
         .where(Job.job_id == batch.job_id)
+        # From here on the older runs are fenced: each of their transactions compares this (ADR
+        # 0001).
         .values(current_epoch=batch.epoch, next_checkpoint_id=checkpoint_id + 1)
     )
     run = connection.execute(
@@ -255,6 +261,7 @@ def _open_checkpoint(
         .values(started_at=func.coalesce(Run.started_at, func.now()), query_id=batch.query_id)
         .returning(Run.__table__)
     ).one()
+    # Once per run, and not when its plan is built: a plan may never be started.
     if is_first:
         drop_states(connection, batch.job_id, batch.job, run)
         unclaim_directories(connection, batch.job_id, batch.epoch, run.parallelism)
@@ -334,6 +341,7 @@ def _parent_acks(connection: Connection, job_id: str, checkpoint_id: int) -> dic
     )
     rows = connection.execute(
         select(SubtaskAck.subtask, SubtaskAck.attempt_id, *HANDLE_COLUMNS)
+        # Outer: a subtask that changed nothing has an ack and no segment.
         .outerjoin(Segment, of_subtask)
         .outerjoin(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
         .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
@@ -355,6 +363,7 @@ def _clock(connection: Connection, batch: BatchRef) -> Clock:
         select(func.lower(Segment.key_groups), ms(func.max(Segment.created_at)))
         .where(
             Segment.job_id == batch.job_id,
+            # By the database's clock and from rows: no clock of an executor decides (ADR 0010).
             Segment.kind.in_([SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT]),
             Segment.status == SegmentStatus.LIVE,
         )

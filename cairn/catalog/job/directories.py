@@ -45,9 +45,12 @@ def claim_directories(
                 "status": DirectoryStatus.CLAIMED,
                 "epoch": statement.excluded.epoch,
                 "claimed_at": func.now(),
+                # An earlier run's directory is taken again rather than removed: its path is the
+                # same.
                 "unclaimed_at": null(),
                 "deleted_at": null(),
             },
+            # One that this run has claimed already is not written again.
             where=or_(
                 Directory.status != DirectoryStatus.CLAIMED,
                 Directory.epoch < statement.excluded.epoch,
@@ -101,6 +104,7 @@ def _is_given_up() -> ColumnElement[bool]:
     inside = select(PhysicalFile.file_id).where(
         PhysicalFile.job_id == Directory.job_id,
         PhysicalFile.status != FileStatus.DELETED,
+        # Not LIKE, for which % and _ in a job's id or path would be wildcards.
         func.starts_with(PhysicalFile.path, Directory.path + "/"),
     )
     return and_(Directory.status == DirectoryStatus.UNCLAIMED, ~inside.exists())

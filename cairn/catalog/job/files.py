@@ -80,6 +80,7 @@ def intend_files(
     Raises:
         FencedError: a newer run has begun a batch.
     """
+    # In the intent's transaction: under the job's lock, no newer run begins in between.
     require_epoch(connection, batch.job_id, batch.epoch)
     _add_files(connection, batch.job_id, batch.epoch, files, claims)
 
@@ -129,6 +130,7 @@ def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenF
         return
     sizes = {UUID(file.file_id): file.size_bytes for file in files}
     written = (
+        # Two arrays: one statement, of one text, for any number of files.
         func.unnest(
             literal(list(sizes), ARRAY(Uuid())), literal(list(sizes.values()), ARRAY(BigInteger))
         )
@@ -143,6 +145,7 @@ def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenF
                 PhysicalFile.status == FileStatus.WRITING,
                 and_(
                     PhysicalFile.status == FileStatus.SEALED,
+                    # Only to grow: another writer's longer end must not be cut.
                     PhysicalFile.size_bytes < written.c.size_bytes,
                 ),
             ),

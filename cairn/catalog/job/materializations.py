@@ -78,6 +78,8 @@ def replay_of(
         bases=bases,
         changes=changes,
         is_based=based.issuperset(range(key_groups.start, key_groups.end))
+        # A changelog of another parallelism reaches into other subtasks: bases alone can replace
+        # it.
         and all(change.key_groups.intersect(key_groups) == change.key_groups for change in changes),
     )
 
@@ -100,6 +102,7 @@ def install(
     Raises:
         FencedError: a newer run has begun a batch, or a file was condemned.
     """
+    # Exclusive: no checkpoint may begin between reading its id and placing segments there.
     job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True)
     ids = [UUID(handle.segment_id) for _, handle in segments]
     # The same installation again, after a commit whose answer was lost.
@@ -172,6 +175,7 @@ def release_covered(job_id: str, new: Sequence[UUID], next_checkpoint: int) -> U
         ),
         "touched",
     )
+    # All bases, not only the new ones: after a rescale several subtasks' cover one old segment.
     covered = (
         select(func.range_agg(bases.c.key_groups))
         .where(

@@ -95,6 +95,7 @@ def register_run(connection: Connection, registration: Registration) -> Register
     has_state = _has_state(connection, job.job_id)
     if registration.origin is not None and not has_state:
         _adopt(connection, registration, registration.origin, job.job_id)
+    # After adopting: the ids in the manifest's entries are taken, and new ones follow.
     states = register_states(connection, job.job_id, registration.job, registration.states)
     deleted = ids_of(connection, job.job_id, registration.deleted_states)
     lists = operator_lists(connection, job.job_id)
@@ -112,6 +113,7 @@ def register_run(connection: Connection, registration: Registration) -> Register
             *dropped_state_ids(connection, job.job_id),
             *(i for i in deleted if i not in lists),
         ),
+        # As it was before: whoever builds the plan has still to restore what was adopted.
         has_state=has_state,
         split_lists=tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_LIST),
         union_lists=tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_UNION),
@@ -150,6 +152,7 @@ def begun_without_origin(job: str) -> RefusedError:
 
 
 def _has_state(connection: Connection, job_id: str) -> bool:
+    # Not COMPLETED: Spark may run that batch again, and then it is as if it never was.
     of_job = select(Checkpoint.checkpoint_id).where(
         Checkpoint.job_id == job_id, Checkpoint.status == CheckpointStatus.CONFIRMED
     )
@@ -163,6 +166,7 @@ def _epoch(
     states: Mapping[str, RegisteredState],
     deleted_state_ids: list[int],
 ) -> int:
+    # The transaction again, after its answer was lost.
     known = connection.scalar(select(Run.epoch).where(Run.run_id == registration.run_id))
     if known is not None:
         return known

@@ -65,6 +65,7 @@ def state_of(job_id: str, checkpoint_id: int) -> ColumnElement[bool]:
     return and_(
         Segment.job_id == job_id,
         Segment.status == SegmentStatus.LIVE,
+        # A manifest describes the state and is no part of it.
         Segment.kind != SegmentKind.MANIFEST,
         Segment.first_checkpoint <= checkpoint_id,
         or_(
@@ -87,6 +88,7 @@ def lineage_of(connection: Connection, job_id: str, checkpoint_id: int) -> str |
         .where(
             Checkpoint.job_id == job_id,
             Checkpoint.checkpoint_id == checkpoint_id,
+            # Subsumed ones, too: local state that is far behind may be of one.
             Checkpoint.status.in_([CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED]),
         )
     )
@@ -147,6 +149,7 @@ def kill_segments(connection: Connection, which: ColumnElement[bool]) -> None:
     connection.execute(
         update(Segment)
         .where(which, Segment.status == SegmentStatus.LIVE)
+        # An empty interval: no checkpoint has it, whichever condition is asked.
         .values(status=SegmentStatus.DEAD, released_checkpoint=Segment.first_checkpoint)
     )
 

@@ -45,12 +45,14 @@ def register_states(
         select(StateVariable.__table__).where(StateVariable.job_id == job_id)
     ).all()
     known = {row.name: row for row in rows if row.dropped_at is None}
+    # Dropped ones count: their entries may still be in segments, under their ids.
     highest = max((row.state_id for row in rows), default=0)
     registered: dict[str, RegisteredState] = {}
     for state in states:
         if state.name in known:
             registered[state.name] = _kept(connection, job, state, known[state.name])
             continue
+        # The job's row is locked by `register_run`, so no other run takes the id.
         highest += 1
         registered[state.name] = RegisteredState(highest, state.value_schema)
         connection.execute(
@@ -102,6 +104,7 @@ def _adopted(job_id: str, variable: ManifestVariable) -> dict[str, Any]:
         "value_schema": variable.value_layout,
         "user_key_schema": variable.user_key_schema,
         "has_ttl": variable.has_ttl,
+        # Dropped ones are adopted, too: entries of theirs may be in the segments.
         "dropped_at": func.now() if variable.is_dropped else null(),
     }
 
@@ -132,6 +135,7 @@ def drop_states(connection: Connection, job_id: str, job: str, run: Row[*tuple[A
             StateVariable.dropped_at.is_not(None),
         )
     ).all()
+    # Its entries are being removed, and what this run would write under the id with them.
     if lost:
         raise RefusedError(
             f"the state variables {', '.join(lost)} were deleted by another run after this query's "
@@ -197,6 +201,7 @@ def _kept(
             "Keep it, or use a new variable name",
             job=job,
         )
+    # The declared schema orders the fields; stored values keep the order of the layout.
     layout = merge(known.value_schema, state.value_schema, name=state.name)
     if layout != known.value_schema:
         connection.execute(

@@ -56,6 +56,7 @@ def next_times(
     seen = _seen_in(connection, run.job_id, parent_id) if parent_id is not None else []
     max_event_ms = latest(parent.max_event_ms, *seen)
     begun = _begun(connection, run.job_id, query_id, batch_id)
+    # The same times whenever it runs again: timers must fire in the batch they fired in.
     if begun is not None:
         return CheckpointTimes(begun.processing_ms, begun.watermark_ms, max_event_ms)
     if run.watermark_job_id is None:
@@ -63,7 +64,9 @@ def next_times(
     else:
         watermark_ms = _watermark_of_job(connection, run.watermark_job_id, query_id, batch_id)
     return CheckpointTimes(
+        # The clock of another server, as after a failover, may be behind.
         max(parent.processing_ms, _now_ms(connection)),
+        # A longer delay after a restart must not take the watermark back.
         max(parent.watermark_ms, watermark_ms),
         max_event_ms,
     )
@@ -83,6 +86,7 @@ def _watermark_ms(max_event_ms: Sequence[int | None], delays_ms: Sequence[int]) 
     padded = [*max_event_ms, *[None] * len(delays_ms)]
     return min(
         (
+            # An input without rows yet holds the watermark back, as in Spark.
             0 if seen is None else seen - delay
             for seen, delay in zip(padded[: len(delays_ms)], delays_ms, strict=True)
         ),

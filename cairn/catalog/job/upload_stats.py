@@ -71,6 +71,7 @@ def record_uploads(
             pool_wait_ms=pool_wait_ms,
             **facts,
         )
+        # Random ids make the insert repeatable: the transaction may run again.
         .on_conflict_do_nothing(index_elements=[UploadStat.commit_id])
         .cte("recorded")
     )

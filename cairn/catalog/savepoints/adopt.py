@@ -70,6 +70,7 @@ def adopt_checkpoint(
     batches = connection.scalars(
         select(Checkpoint.batch_id).where(Checkpoint.job_id == job_id)
     ).all()
+    # Restored already, by another plan or a first try; these copies are left to cleanup.
     if ADOPTED_BATCH in batches:
         return
     if batches:
@@ -89,6 +90,7 @@ def adopt_checkpoint(
     )
     add_confirmed(connection, start)
     connection.execute(
+        # Ids continue behind the origin's, so that its segments' intervals stay true.
         update(Job).where(Job.job_id == job_id).values(next_checkpoint_id=origin.checkpoint_id + 1)
     )
 
@@ -109,6 +111,7 @@ def add_confirmed(connection: Connection, made: Manifest) -> None:
             max_event_ms=list(made.max_event_ms),
         )
     )
+    # By both steps: the status trigger knows no way from IN_PROGRESS to CONFIRMED.
     for status, moment in (
         (CheckpointStatus.COMPLETED, Checkpoint.completed_at),
         (CheckpointStatus.CONFIRMED, Checkpoint.confirmed_at),

@@ -59,8 +59,11 @@ def intend_manifest(
         job = lock_job(connection, job_id, exclusive=False)
     else:
         job = require_epoch(connection, job_id, epoch)
+    # One path per checkpoint, without a file id: it has to be found with no metastore left.
     path = manifest_file(job_id, checkpoint_id)
     manifest = _describe(connection, job, checkpoint_id)
+    # By the newest epoch: an operator's savepoint is not of the run that made the checkpoint, and
+    # must not be taken for a fenced run's file.
     file = _intend(connection, job_id, path, epoch=max(job.current_epoch, manifest.epoch))
     if file.status not in (FileStatus.WRITING, FileStatus.SEALED):
         raise RefusedError(
@@ -116,6 +119,7 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
         query_id=manifest.query_id,
         batch_id=manifest.batch_id,
     )
+    # No fence: the manifest of a confirmed checkpoint is the same whoever writes it.
     lock_job(connection, manifest.job_id, exclusive=False)
     seal_files(connection, batch, [WrittenFile(file_id, len(data))])
     handle = manifest_handle(manifest, file_id, intended.path, data)
@@ -198,6 +202,7 @@ def _variables(
     rows = connection.execute(
         select(StateVariable.__table__)
         .where(StateVariable.job_id == checkpoint.job_id)
+        # In one order: a manifest's bytes are the same whenever they are made.
         .order_by(StateVariable.state_id)
     )
     return tuple(

@@ -52,6 +52,7 @@ def pin_checkpoint(
         BadInputError: there is no such job.
         RefusedError: the checkpoint is not CONFIRMED, or none is yet.
     """
+    # Against a cleanup's plan, which decides under the same lock.
     job = find_job(connection, job_name, locked=True)
     checkpoint = _chosen(connection, job, checkpoint_id)
     known = connection.scalar(

@@ -86,6 +86,7 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
     Raises:
         RefusedError: the metastore has a job of that name or id.
     """
+    # The transaction again, after its answer was lost.
     if connection.scalar(select(Run.epoch).where(Run.run_id == run_id)) is not None:
         return
     newest = job.newest
@@ -97,6 +98,7 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
             name=newest.job,
             storage=job.storage,
             max_parallelism=newest.max_parallelism,
+            # Manifests do not have it; the next run's registration sets it.
             num_retained=Settings().num_retained,
             key_schema=newest.key_schema,
             time_mode=newest.time_mode,
@@ -105,6 +107,7 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
             next_checkpoint_id=job.highest_checkpoint + LOST_CHECKPOINTS,
         )
     )
+    # Each checkpoint's own run: its id is the lineage that local state is told by.
     made = {one.manifest.epoch: one.manifest for one in job.manifests}
     for run in made.values():
         _add_run(connection, run, run.epoch, UUID(run.run_id))
@@ -178,6 +181,7 @@ def _add_files(connection: Connection, job: RebuiltJob, epoch: int) -> None:
     for one in job.manifests:
         file_id = str(uuid4())
         files[file_id] = ManifestFile(file_id, one.path, Scope.SHARED)
+        # Manifests are files like any other, or the cleanup could never delete them.
         handle = manifest_handle(one.manifest, file_id, one.path, one.data)
         segments.append((file_id, 0, handle))
     for file in files.values():
