@@ -101,6 +101,7 @@ class SegmentSpec:
             entries=self.entries,
             first_checkpoint=self.checkpoint_id,
             as_of_checkpoint=self.checkpoint_id,
+            # Exclusive ones are of one checkpoint, so they need no transaction that releases them.
             released_checkpoint=self.checkpoint_id + 1 if self.kind.is_exclusive else None,
             sequence_number=self.sequence_number,
         )

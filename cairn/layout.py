@@ -8,6 +8,7 @@ import secrets
 
 def new_job_id(name: str) -> str:
     """Returns a fresh job id: the name made safe for a path, and 32 random bits."""
+    # Names may hold anything, paths may not; the random bits tell alike slugs apart.
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "job"
     return f"{slug}-{secrets.token_hex(4)}"
 

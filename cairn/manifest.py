@@ -146,6 +146,7 @@ def decode(data: bytes, *, file: str) -> Manifest:
     """
     head, _, body = data.partition(b"\n")
     magic, *rest = head.split(b" ")
+    # Before the checksum: another object is told from a damaged manifest.
     if magic != _MAGIC.encode() or len(rest) != 2:
         raise CorruptSegmentError("the object is not a manifest", file=file)
     version, sha256 = rest
@@ -172,6 +173,7 @@ def decode(data: bytes, *, file: str) -> Manifest:
 
 def _check_whole(manifest: Manifest, file: str) -> None:
     """Refuses a manifest whose segments do not fit it, or whose files are not its job's own."""
+    # Paths of another root could make a restore read what is not the job's.
     known = {entry.file_id for entry in manifest.files if owns(manifest.job_id, entry.path)}
     for segment in manifest.segments:
         if (

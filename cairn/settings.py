@@ -109,6 +109,7 @@ def _size_bytes(lowest_bytes: int) -> Callable[[object], int]:
 
 def _whole(lowest: int, highest: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
+        # True is 1 to Python; as a number of anything it is a mistake.
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise TypeError(value)
         number = int(value)
@@ -154,6 +155,7 @@ def _switch(value: object) -> bool:
 def _directory(value: object) -> str:
     if not isinstance(value, str | Path) or not str(value):
         raise TypeError(value)
+    # Now: tasks have another working directory.
     return str(Path(value).expanduser().absolute())
 
 

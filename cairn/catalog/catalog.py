@@ -79,8 +79,10 @@ class Catalog:
                 with self.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
+                # Also where the commit failed: `work` is idempotent, so it may run again.
                 _raise_unless_transient(error, self.url, what)
                 now = time.monotonic()
+                # Since the first failure, not the start: work that takes long has not failed yet.
                 failed_at = now if failed_at is None else failed_at
                 left_ms = self.timeout_ms - (now - failed_at) * 1000
                 if left_ms <= 0:
@@ -137,6 +139,7 @@ def find_catalog(metastore: str | None = None, *, timeout_ms: int = 60_000) -> C
 
 def dispose_engines() -> None:
     """Closes every idle connection that this process holds to any metastore."""
+    # Not the parent's: a forked child must not close its sockets.
     for key in [key for key in _engines if key[0] == os.getpid()]:
         _engines.pop(key).dispose()
 
@@ -163,6 +166,7 @@ def connect_args(url: URL, timeout_ms: int) -> dict[str, Any]:
     options = [given] if isinstance(given, str) else list(given)
     options += [
         "-c search_path=public",  # all names are qualified; a role's own path may hide tables
+        # Times in views and in text are the same for every reader.
         "-c timezone=UTC",
         f"-c statement_timeout={timeout_ms}",
         f"-c lock_timeout={min(_LOCK_TIMEOUT_MS, timeout_ms)}",

@@ -166,6 +166,7 @@ def _cleanup_each(
 
 def read_view(catalog: Catalog, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
     """Returns a view's rows; of one job, by its name, where one is given."""
+    # Views of another revision may lack columns, or mean others by their names.
     migrations.require_current(catalog)
 
     def work(connection: Connection) -> list[Mapping[str, Any]]:

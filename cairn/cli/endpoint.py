@@ -79,6 +79,7 @@ class MetricsApp:
         if not self._is_allowed(environ.get("HTTP_AUTHORIZATION", "")):
             challenge = ("WWW-Authenticate", 'Bearer realm="cairn metrics"')
             return _reply(start_response, "401 Unauthorized", "the token is missing", challenge)
+        # After the token, so that nobody without it learns which paths there are.
         if environ["PATH_INFO"] != PATH:
             return _reply(start_response, "404 Not Found", f"metrics are at {PATH}")
         if environ["REQUEST_METHOD"] != "GET":
@@ -103,6 +104,7 @@ class MetricsApp:
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
         began_s = time.monotonic()
+        # One at a time: scrapes that pile up would each hold a connection and read the same.
         if not self._reading.acquire(timeout=_READ_WAIT_S):
             raise MetastoreError(f"another request has read the metrics for {_READ_WAIT_S} s")
         try:

@@ -127,6 +127,7 @@ def find_content(
         parallelism=parallelism,
         max_parallelism=job.max_parallelism,
         key=TupleCodec(job.key_schema, name="key"),
+        # By id and not by name: a dropped variable's name may be taken by a new one.
         variables={row.state_id: _variable(row) for row in variables if row.dropped_at is None},
         hidden=_INDEXES | {row.state_id for row in variables if row.dropped_at is not None},
         handles=segments_at(connection, job.job_id, chosen, KeyGroupRange(0, job.max_parallelism)),
@@ -199,6 +200,7 @@ def _by_key(
     """Yields the entries of each key in each state, with the state's id and the key."""
     store = open_store(content.storage)
     known = content.variables.keys() | {TIMERS}
+    # Subtask by subtask, as the state of one has to fit into memory.
     for subtask in range(content.parallelism):
         key_groups = range_of(subtask, content.parallelism, content.max_parallelism)
         folded = snapshot(store, content.handles, key_groups, job=content.job)
@@ -206,6 +208,7 @@ def _by_key(
         for (_, state_id, key_bytes), group in groupby(parts, key=lambda part: part[0][:3]):
             if state_id in content.hidden:
                 continue
+            # Shown as something else, it would hide that the metastore is not the job's.
             if state_id not in known:
                 raise CorruptSegmentError(
                     f"a segment has state id {state_id}, which the job does not have",

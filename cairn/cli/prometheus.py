@@ -50,6 +50,7 @@ def to_registry(rows: Iterable[Mapping[str, Any]]) -> CollectorRegistry:
             if row[column] is not None
         }
         family.add_sample(family.name + _SUFFIXES[row["kind"]], labels, row["value"])
+    # A registry for each scrape: the process-wide one would keep series that have ended.
     registry = CollectorRegistry(auto_describe=True)
     registry.register(_Collected(list(families.values())))
     return registry

@@ -55,6 +55,7 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
     if dry_run:
         return _forecast(catalog, snapshot, plan)
     subsumed = dead = condemned = 0
+    # Plan by plan, each bounded: one transaction for all of it would hold the job's lock for long.
     while not plan.is_empty:
         applied = apply_stored(
             catalog, snapshot.job, record_plan(catalog, snapshot.job, plan), plan
@@ -66,8 +67,10 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
             break  # another cleanup was faster
         snapshot = _read(catalog, job_name)
         plan = plan_subsumption(snapshot)
+    # Deleted last, from the intents and not from the plans: earlier cleanups may have left some.
     store = open_store(snapshot.job.storage)
     deleted = delete_condemned(catalog, snapshot.job, store)
+    # After the files: a directory is removed only once all files in it are deleted.
     delete_directories(catalog, snapshot.job, store)
     return CleanupReport(
         job=job_name,
@@ -87,6 +90,7 @@ def _read(catalog: Catalog, job_name: str) -> CleanupSnapshot:
 
 def record_plan(catalog: Catalog, job: JobFacts, plan: SubsumptionPlan) -> UUID:
     """Stores a plan and returns the id of its maintenance run."""
+    # Before the transaction, which may run twice and must store one plan.
     run_id = uuid4()
     catalog.run(
         f"storing a plan for job {job.name}",

@@ -48,6 +48,7 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
         paths = [intent.path for intent in intents]
         _refuse_foreign(job, paths)
         errors = store.delete_many(paths)
+        # Recorded after the delete: killed in between, the next call finds the objects missing.
         gone = [intent.file_id for intent in intents if intent.path not in errors]
         unable = {i.file_id: errors[i.path] for i in intents if i.path in errors}
         total = catalog.run(
@@ -81,6 +82,7 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         lambda c: given_up_directories(c, job.job_id, limit=BATCH_OBJECTS),
     )
     _refuse_foreign(job, paths)
+    # A directory with an object that SQL does not know stays: somebody else put it there.
     removed = [path for path in paths if store.remove_directory(path)]
     if removed:
         catalog.run(

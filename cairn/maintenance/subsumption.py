@@ -53,6 +53,7 @@ class SubsumptionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON values: lists, objects, text and numbers."""
+        # Through JSON, so that the plan that is stored and the plan that is hashed are the same.
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return plain
 
@@ -76,6 +77,7 @@ def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:
             job=job.name,
         )
     subsumed = _subsumed(snapshot)
+    # With all that are not confirmed: one of them may be aborted and started again (ADR 0009).
     retained = sorted({c.checkpoint_id for c in snapshot.checkpoints} - set(subsumed))
     dying = [segment for segment in snapshot.segments if not _is_needed(segment, retained)]
     condemned = [*snapshot.unneeded_files, *_emptied(snapshot.sealed_files, dying)]
@@ -97,6 +99,7 @@ def _subsumed(snapshot: CleanupSnapshot) -> list[int]:
         if checkpoint.status is CheckpointStatus.CONFIRMED
     )
     pinned = {c.checkpoint_id for c in snapshot.checkpoints if c.is_pinned}
+    # Pinned ones stay besides, and do not take the place of one that is retained.
     return [old for old in confirmed[: -snapshot.job.num_retained] if old not in pinned]
 
 
@@ -110,6 +113,7 @@ def _emptied(
     files: Iterable[SealedFile], dying: Iterable[ReleasedSegment]
 ) -> Iterator[UnneededFile]:
     """Yields the files all of whose live segments die."""
+    # By count: the snapshot has the released segments only, the file's row counts all live ones.
     deaths = Counter(segment.file_id for segment in dying)
     for file in files:
         if file.live_segments == deaths[file.file_id]:

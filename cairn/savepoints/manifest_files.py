@@ -54,6 +54,7 @@ def decode_at(path: str, data: bytes) -> Manifest:
         RefusedError: it is of another checkpoint than its path says, or a newer Cairn wrote it.
     """
     manifest = decode(data, file=path)
+    # Paths in it are relative to the root, so a manifest elsewhere would name other files.
     if path != manifest_file(manifest.job_id, manifest.checkpoint_id):
         raise RefusedError(
             f"the manifest is of checkpoint {manifest.checkpoint_id} of {manifest.job_id}: "

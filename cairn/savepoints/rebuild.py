@@ -71,6 +71,7 @@ def rebuild(
     """
     store = open_store(storage)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    # One listing of everything: a request for each object would be thousands of them.
     for found in store.list(""):
         sizes[found.path.split("/")[0]][found.path] = found.size_bytes
     manifests, problems = _read_all(store, sizes, progress)
@@ -80,6 +81,7 @@ def rebuild(
     problems += [
         f"{job_id}: no manifest from which it could be rebuilt"
         for job_id in sorted(sizes.keys() - manifests.keys())
+        # A file at the top, such as a probe that was left, is of no job.
         if any("/" in path for path in sizes[job_id])
     ]
     _refuse_one_name(jobs)
@@ -143,6 +145,7 @@ def _drop_given_up(manifests: list[FoundManifest]) -> list[str]:
 
     Its batches were run again under higher ids, and must not look committed.
     """
+    # By checkpoint id: a query that was rolled back runs its batches again under higher ones.
     newest = max((one.manifest for one in manifests), key=lambda one: one.checkpoint_id)
     given_up = [
         one
@@ -162,6 +165,7 @@ def _drop_given_up(manifests: list[FoundManifest]) -> list[str]:
 def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
     """Returns what a manifest names that is not in storage, in words."""
     for _, handle in manifest.handles():
+        # By the listing: reading all bytes of all checkpoints would take as long as restoring them.
         if sizes.get(handle.path, 0) < handle.offset + handle.size_bytes:
             found = (
                 "is missing" if handle.path not in sizes else f"has {sizes[handle.path]} bytes only"
@@ -184,6 +188,7 @@ def _refuse_one_name(jobs: Iterable[RebuiltJob]) -> None:
 
 
 def _insert(catalog: Catalog, jobs: Iterable[RebuiltJob]) -> None:
+    # Ids before the transaction, which may run twice: by them it knows its first try.
     with_runs = [(job, uuid.uuid4()) for job in jobs]
 
     def work(connection: Connection) -> None:

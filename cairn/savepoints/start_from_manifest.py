@@ -70,8 +70,10 @@ def restore(
     copied, restore_began_s = list[CopiedFile](), time.monotonic()
     for segments in _packed(origin.manifest.handles()):
         parts = _read_all(origin, segments)
+        # A new file for every try: a path is never used twice.
         file_id = str(uuid.uuid4())
         path = task_manager_file(job_id, f"{epoch}-restored", file_id)
+        # Before the intent, as cleanup counts from that.
         began_s = time.monotonic()
         catalog.run(
             f"record the write of {path}",
@@ -111,6 +113,7 @@ def _packed(segments: Sequence[Placed]) -> Iterator[list[Placed]]:
     """Yields the segments in groups of about `FILE_BYTES`, in order of their place in storage."""
     group: list[Placed] = []
     size_bytes = 0
+    # By place, so that reads of one file follow each other.
     for placed in sorted(segments, key=lambda placed: (placed[1].path, placed[1].offset)):
         group.append(placed)
         size_bytes += placed[1].size_bytes
@@ -128,6 +131,7 @@ def _read_all(origin: Origin, segments: Sequence[Placed]) -> list[bytes]:
 
 def _copied(segments: Sequence[Placed], file_id: str, path: str) -> CopiedFile:
     """Returns a file that holds the segments one after the other, under ids of their own."""
+    # Fresh segment ids: both jobs may be in one metastore.
     placed, offset = [], 0
     for subtask, handle in segments:
         copy = dataclasses.replace(handle, segment_id=str(uuid.uuid4()), path=path, offset=offset)

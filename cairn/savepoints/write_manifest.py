@@ -39,6 +39,7 @@ def pin(
         RefusedError: the checkpoint is not CONFIRMED; or see `write_manifest`.
         StoreFailedError: the metastore or the storage failed; call again.
     """
+    # Before the transaction, which may run twice and must pin once.
     pin_id = uuid.uuid4()
 
     def work(connection: Connection) -> tuple[Pinned, IntendedManifest | None]:
@@ -53,6 +54,7 @@ def pin(
         )
         if dry_run:
             return pinned, None
+        # In the pin's transaction: killed after it, the same call finds the intent and continues.
         return pinned, intend_manifest(connection, pinned.job_id, pinned.checkpoint_id)
 
     what = f"pinning a checkpoint of job {job_name}"
@@ -112,6 +114,7 @@ def _put(store: ObjectStore, intended: IntendedManifest, began_s: float) -> byte
     except RefusedError as error:
         found = store.get(intended.path)
         earlier = decode(found, file=intended.path)
+        # Not by bytes: a schema that grew since changes them, and the checkpoint is the same.
         if not earlier.is_same_checkpoint(intended.manifest):
             raise RefusedError(
                 "the manifest's object is there already, and is of another checkpoint: two "

@@ -57,6 +57,7 @@ def encode(changes: Changes, *, metadata: Mapping[str, str]) -> bytes:
     total_bytes, longest_bytes = changes.size_bytes, 0
     if total_bytes > _BINARY_LIMIT_BYTES:
         longest_bytes = max(map(len, filter(None, values)), default=0)
+    # 32-bit offsets unless one value alone may pass them: a batch ends with the row that fills it.
     fits = BYTES_PER_BATCH + longest_bytes <= _BINARY_LIMIT_BYTES
     binary = pa.binary() if fits else pa.large_binary()
     schema = pa.schema(
@@ -109,6 +110,7 @@ def record_batches(
         _check_schema(reader.schema)
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)
+            # Full: offsets that lie would be read outside of the buffers.
             batch.validate(full=True)
             if key_groups is not None:
                 batch = rows_of(batch, key_groups)
@@ -126,6 +128,7 @@ def changes_of(batch: pa.RecordBatch) -> Changes:
 def _record_batches(
     keys: Sequence[bytes], values: Sequence[bytes | None], total_bytes: int
 ) -> Iterator[slice]:
+    # Nearly all segments: no look at each row.
     if total_bytes <= BYTES_PER_BATCH:
         for first in range(0, len(keys), ROWS_PER_BATCH):
             yield slice(first, first + ROWS_PER_BATCH)
@@ -140,6 +143,7 @@ def _record_batches(
 
 def _heads(keys: Sequence[bytes]) -> tuple[pa.Array, pa.Array]:
     """Returns the key groups and state ids that the keys start with."""
+    # As one buffer: no Python object per row.
     heads = array("H", b"".join([key[:4] for key in keys]))
     if sys.byteorder == "little":
         heads.byteswap()
@@ -174,6 +178,7 @@ def _check_schema(schema: pa.Schema) -> None:
             f"the segment has format version {version.decode(errors='replace')}, this version of "
             f"Cairn reads version {FORMAT_VERSION}: use the version of Cairn that wrote it"
         )
+    # A segment with a very large value has 64-bit offsets.
     for binary in (pa.binary(), pa.large_binary()):
         fields = [*_FIXED_FIELDS, pa.field("key", binary, nullable=False), ("value", binary)]
         if schema.equals(pa.schema(fields)):

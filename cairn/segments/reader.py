@@ -59,6 +59,7 @@ def read_segments(
     that do not hold the interpreter's lock. So a restore waits for the store once and not for each
     segment.
     """
+    # One decoder: it is always one part ahead, and parts stay in order.
     with ThreadPoolExecutor(READ_AHEAD) as readers, ThreadPoolExecutor(1) as decoder:
         batches = _batches(readers, store, handles, job, key_groups)
         upcoming = decoder.submit(next, batches, None)
@@ -81,6 +82,7 @@ def _batches(
     ahead_bytes = 0
     while waiting or ahead:
         while waiting and len(ahead) < READ_AHEAD:
+            # One at least, however large it is.
             if ahead and ahead_bytes + waiting[0].size_bytes > READ_AHEAD_BYTES:
                 break
             ahead_bytes += waiting[0].size_bytes
@@ -90,6 +92,7 @@ def _batches(
         batch = None
         for batch in _decode(reading.result(), handle, job, key_groups):
             yield handle, batch
+        # A base without entries still clears its key groups.
         if batch is None:
             yield handle, None
         ahead_bytes -= handle.size_bytes

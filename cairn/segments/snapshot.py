@@ -33,12 +33,14 @@ def snapshot(
         wanted = handle.key_groups.intersect(key_groups)
         if not wanted or handle.kind not in KEYED:
             continue
+        # Before its rows: a base replaces its key groups, whatever is older in them.
         if handle.kind is SegmentKind.KEYED_FULL:
             folded.clear(wanted)
         for changes in read_segment(store, handle, job=job, key_groups=wanted):
             try:
                 folded.apply(changes)
             except ValueError as error:
+                # Right bytes of something else: the metastore names the wrong segment.
                 raise CorruptSegmentError(
                     f"segment {handle.segment_id} holds something else than state: {error}",
                     job=job,
@@ -72,6 +74,7 @@ class _Fold:
             if op == PUT and value is not None:
                 collection[suffix] = value
             elif op == DELETE_PREFIX:
+                # A list, as the collection changes under the loop.
                 for gone in [s for s in collection if s.startswith(suffix)]:
                     del collection[gone]
             else:

@@ -68,6 +68,7 @@ class TupleCodec:
         self.field_names = tuple(field.name for field in self._fields)
         self.make_row = row_factory(*self.field_names) if row_factory else None
         exact = [field.scalar for field in self._fields if field.scalar and field.scalar.exact]
+        # Most schemas: msgpack's values are the tuple's own, so no loop in Python.
         if len(exact) == len(self._fields) and self._arranged is None:
             self.encode = _exact_encoder(self._fields, self._encode_checked)
             kinds = tuple[tuple(cast(Any, kind.exact) | None for kind in exact)]  # type: ignore[misc, valid-type]
@@ -89,6 +90,7 @@ class TupleCodec:
     def _encode_checked(self, value: Iterable[object]) -> bytes:
         if self._takes_text and isinstance(value, str):
             value = (value,)
+        # Text and dicts can be iterated too, and would be taken for tuples of their parts.
         if isinstance(value, _NOT_TUPLES):
             raise BadInputError(
                 f"{self._name}: expected a tuple ({', '.join(self.field_names)}), "

@@ -82,6 +82,7 @@ def list_sequence(suffix: bytes) -> int:
 
 def encode_time(time_ms: int) -> bytes:
     """Returns a time from FIRST_MS to LAST_MS in 8 bytes that sort as the times do."""
+    # Shifted, so that times before 1970 sort first: bytes are compared without a sign.
     return _pack_unsigned(time_ms - FIRST_MS)
 
 

@@ -71,6 +71,7 @@ class Arrangement:
                 raise ValueError(
                     f"{len(kept)} fields found, {self._fewest} to {self._most} expected"
                 )
+            # Stored before the last fields were added, which are at the end.
             kept = [*kept, *[None] * (self._most - len(kept))]
         return [kept[position] for position in self._to_schema]
 
@@ -101,6 +102,7 @@ class _Merge:
             fields.append(self._field(field, after[name], f"{path}{name}"))
         for name in [name for name in after if name not in before]:
             field = after[name]
+            # Values from before do not have it, and nothing says what they would have.
             if not field["nullable"]:
                 raise self._refused(f"{path}{name}", "no such field", _described(field))
             fields.append({**field, ADDED: True})
@@ -152,9 +154,11 @@ def _widens(known: _Type, wanted: _Type) -> bool:
     if not isinstance(known, str) or not isinstance(wanted, str):
         return False
     if known in _WIDER and wanted in _WIDER:
+        # Never narrower: a stored value may not fit.
         return _WIDER[known] < _WIDER[wanted]
     before, after = _DECIMAL.fullmatch(known), _DECIMAL.fullmatch(wanted)
     if before and after:
+        # The same scale, as values are stored as text of that scale.
         return int(before[1]) < int(after[1]) and before[2] == after[2]
     return (known, wanted) == ("float", "double")
 

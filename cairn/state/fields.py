@@ -70,6 +70,7 @@ class FieldCompiler:
         path: str,
         metadata: Mapping[str, Any] | None = None,
     ) -> Field:
+        # Keys are compared as bytes, and such strings are equal with other bytes.
         if metadata and "__COLLATIONS" in metadata:
             raise self._unsupported(path, "a string with a collation")
         if isinstance(data_type, str):
@@ -128,6 +129,7 @@ class FieldCompiler:
 
         def write(value: object) -> list[Any]:
             if isinstance(value, dict):
+                # Not dropped: a misspelt field would be lost in silence.
                 if not value.keys() <= set(names):
                     raise MismatchError
                 value = [value.get(name) for name in names]
@@ -174,6 +176,7 @@ class FieldCompiler:
     def _map(
         self, data_type: Schema, kept_type: Schema, path: str
     ) -> tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]:
+        # Such a key is a list or a dict in Python, which no dict can have as a key.
         if _has_collection(data_type["keyType"]):
             raise self._unsupported(path, "a map whose key holds an array or a map")
         key_type = data_type["keyType"]
@@ -199,6 +202,7 @@ class FieldCompiler:
 
         def show(kept: list[list[Any]]) -> object:
             pairs = [show_all([key, value], pair) for pair in kept]
+            # JSON has no other keys of objects.
             if all(isinstance(pair[0], str) for pair in kept):
                 return {pair["key"]: pair["value"] for pair in pairs}
             return pairs

@@ -197,6 +197,7 @@ class _Handle:
 
     def _operator_list(self, name: str, kind: StateKind, schema: object) -> OperatorListState:
         spec = self._declare(name, kind, schema, None, None)
+        # The same list object for the whole batch: what the processor does to it is the state.
         return OperatorListState(self._lists.setdefault(spec.state_id, []), self._codec(spec))
 
     def _declare(
@@ -303,6 +304,7 @@ class DeclaringHandle(_Handle):
             ttl_ms=ttl_ms,
         )
         self._declarations.append(declaration)
+        # Any id: nothing is read or written at plan time, and registering gives the real one.
         return VariableSpec.of(declaration, len(self._declarations))
 
     def _struct(self, name: str, schema: object) -> Mapping[str, Any]:

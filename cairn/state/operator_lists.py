@@ -35,6 +35,7 @@ class OperatorListState:
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         """Returns an iterator of the elements in order, as of this call."""
+        # A copy: the processor may append while it reads.
         return map(self._decode, [*self._elements])
 
     def put(self, newState: Iterable[tuple[Any, ...]]) -> None:
@@ -43,6 +44,7 @@ class OperatorListState:
         Raises:
             BadInputError: an element does not fit the schema; nothing was changed.
         """
+        # Encoded first: an element that does not fit leaves the list as it was.
         self._elements[:] = [*map(self._encode, newState)]
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
@@ -86,12 +88,14 @@ def redistribute(
     """
     lists = {state_id: _together(before, state_id) for state_id in union}
     for state_id in split:
+        # Its own, as nothing has moved: a split by length would move elements about.
         if parallelism == parallelism_before:
             lists[state_id] = [*before.get(subtask, {}).get(state_id, ())]
         else:
             elements = _together(before, state_id)
             part = range_of(subtask, parallelism, len(elements))
             lists[state_id] = elements[part.start : part.end]
+    # Without the empty ones: they would have a segment in every checkpoint.
     return {state_id: elements for state_id, elements in lists.items() if elements}
 
 

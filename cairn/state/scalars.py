@@ -80,6 +80,7 @@ def _integer(bits: int) -> Scalar:
 
     def write(value: object) -> int:
         value = plain(value)
+        # A bool is an int to Python, and not to Spark.
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise MismatchError
         return int(value)
@@ -103,6 +104,7 @@ def _write_double(value: object) -> float:
 
 def _write_float(value: object) -> float:
     try:
+        # Rounded as Spark's float is, so that it reads the same before and after a restart.
         return float(_float32.unpack(_float32.pack(_write_double(value)))[0])
     except OverflowError as error:
         raise MismatchError from error
@@ -116,9 +118,11 @@ def _write_string(value: object) -> str:
     value = plain(value)
     if not isinstance(value, str):
         raise MismatchError
+    # A plain str of the same text: a subclass may be packed as something else.
     text = str.__str__(value)
     if not text.isascii():
         try:
+            # A lone surrogate is no UTF-8; better here, where the field is known, than in msgpack.
             text.encode()
         except UnicodeEncodeError as error:
             raise MismatchError from error
@@ -172,6 +176,7 @@ def _write_timestamp(value: object) -> int:
 
 def _read_timestamp(kept: int) -> datetime.datetime:
     seconds, microsecond = divmod(kept, 1_000_000)
+    # Naive, in local time, as PySpark gives timestamps.
     return datetime.datetime.fromtimestamp(seconds).replace(microsecond=microsecond)
 
 
@@ -227,6 +232,7 @@ def _decimal(precision: int, scale: int) -> Scalar:
             kept = value.quantize(unit, context=context)
         except decimal.InvalidOperation as error:
             raise MismatchError from error
+        # Minus zero is zero: equal values have equal bytes.
         return str(kept if kept else kept.copy_abs())
 
     return Scalar(write, decimal.Decimal, lambda kept: format(decimal.Decimal(kept), "f"))

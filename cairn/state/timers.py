@@ -61,6 +61,7 @@ class Timers:
         first is asked for, and the due timers. Timers that fire are not removed.
         """
         until = encode_time(until_ms)
+        # Lazy: the timers that are due are not held in memory, and Spark fires them by expiry.
         return heapq.merge(
             *[
                 self._due_in(key_group, until)

@@ -40,6 +40,7 @@ class Ttl:
     def __init__(self, overlay: Overlay, ttl_ms: int, now_ms: int) -> None:
         self._overlay = overlay
         self._now = encode_time(now_ms)
+        # Clamped: a TTL of centuries must not pass the 8 bytes.
         self._expiry = encode_time(min(now_ms + ttl_ms, LAST_MS))
         self._new = self._expiry + self._expiry
         self._indexes: dict[bytes, dict[bytes, bytes | None]] = {}
@@ -75,9 +76,11 @@ class Ttl:
 
     def add(self, entries: Entries, suffix: bytes, value: bytes) -> None:
         """Sets an entry that is not there, and when it expires."""
+        # Past `Entries.put`: this is called for every element.
         entries.pending[suffix] = self._new + value
         prefix = entries.prefix
         key_group = prefix[:_KEY_GROUP_BYTES]
+        # Kept by key group: looking the collection up for each entry costs more than the entry.
         index = self._indexes.get(key_group)
         if index is None:
             index = _index(self._overlay, split(prefix).key_group).pending
@@ -107,7 +110,9 @@ def _purge_key_group(overlay: Overlay, key_group: int, now: bytes) -> int:
         suffix = split(key).suffix
         entries = overlay.under(key[: len(key) - len(suffix)])
         kept = entries.get(suffix)
+        # Stale or not: its time has come.
         index.delete(index_suffix)
+        # The entry was deleted, or set anew under another time, which has its own index entry.
         if kept is None or kept[TIME_BYTES:HEADER_BYTES] != indexed:
             continue
         expiry = kept[:TIME_BYTES]

@@ -77,6 +77,7 @@ class TtlListState(ListState):
         entries = self._of_key()
         if self._next_of is not entries:
             self._find_next(entries)
+        # `add`, not `put`: the number is new, so nothing has to be read.
         for sequence, element in enumerate(elements, self._next):
             self._ttl.add(entries, list_suffix(sequence), element)
         self._next += len(elements)

@@ -65,6 +65,7 @@ class ValueState(_Variable):
         self, name: str, state_id: int, current: CurrentKey, overlay: Overlay, codec: TupleCodec
     ) -> None:
         super().__init__(name, state_id, current)
+        # Bound once: processors ask for it with every read of every key.
         self._committed = overlay.reader.get
         self._pending = overlay.pending
         self._encode = codec.encode
@@ -100,6 +101,7 @@ class ValueState(_Variable):
         """Removes the value, if there is one."""
         if self._seen is not self._current.key:
             self._entry = self._prefix()
+        # A tombstone even if there is nothing: looking would cost a read.
         self._pending[self._entry] = None
 
     def _data(self) -> bytes | None:
@@ -177,6 +179,7 @@ class ListState(Collection):
         Raises:
             BadInputError: an element does not fit the schema; nothing was changed.
         """
+        # Before clearing: an element that does not fit leaves the list as it was.
         elements = [*map(self._encode, newState)]
         self.clear()
         self._append(elements)
@@ -188,6 +191,7 @@ class ListState(Collection):
             BadInputError: it does not fit the schema; nothing was changed.
             TypeError: it is None.
         """
+        # First of all: an element that does not fit must not take a number.
         element = self._encode(newState)
         entries = self._of_key()
         if self._next_of is not entries:
@@ -221,6 +225,7 @@ class ListState(Collection):
         )
 
     def _find_next(self, entries: Entries) -> None:
+        # One seek, however long the list: appending never reads it.
         last = entries.last()
         self._next = 0 if last is None else list_sequence(last) + 1
         self._next_of = entries

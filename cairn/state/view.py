@@ -136,6 +136,7 @@ class Overlay:
         changes were taken, the result is the changes after them.
         """
         by_key = self._all() if self._taken is _NOTHING else self._since(self._taken)
+        # Sorted, a prefix is before every key under it, so its deletion never takes a newer put.
         keys = sorted(by_key)
         found = [by_key[key] for key in keys]
         ops = [DELETE if v is None else DELETE_PREFIX if v is _CLEARED else PUT for v in found]
@@ -150,6 +151,7 @@ class Overlay:
         """
         changes = self.changes()
         self._taken = _Taken(
+            # Shallow: values are bytes and never change, so identity tells a later put.
             self.pending.copy(),
             {
                 prefix: (entries.cleared, entries.pending.copy())
@@ -168,6 +170,7 @@ class Overlay:
         """
         singles = len(self.pending) - len(self._taken.pending)
         in_collections = self._entries() - self._taken.entries
+        # The newest: those taken before say little of what follows.
         newest = islice(reversed(self._collections.values()), _SAMPLE)
         sizes = [
             len(entries.prefix) + size for entries in newest for size in _sizes(entries.pending)
@@ -191,6 +194,7 @@ class Overlay:
                 by_key[prefix] = _CLEARED
                 before = {}
             elif was_cleared:
+                # The prefix's deletion was taken before: what was put after it is deleted by key.
                 by_key.update((prefix + gone, None) for gone in before.keys() - entries.pending)
             for suffix, value in _changed(entries.pending, before):
                 by_key[prefix + suffix] = value
@@ -226,6 +230,7 @@ class Entries:
 
     def delete(self, suffix: bytes) -> None:
         """Removes an entry, if it is there."""
+        # Nothing below to hide, so no tombstone: it would cost an entry in the segment.
         if self.cleared:
             self.pending.pop(suffix, None)
         else:
@@ -265,6 +270,7 @@ class Entries:
         suffix = None if key is None else key[len(self.prefix) :]
         if not self.pending:
             return suffix
+        # The greatest one is deleted, so the next below is not known without a scan.
         if suffix is not None and self.pending.get(suffix, b"") is None:
             return max((suffix for suffix, _ in self.scan()), default=None)
         present = [suffix for suffix, value in self.pending.items() if value is not None]
@@ -275,6 +281,7 @@ class Entries:
             return ((suffix, value) for suffix, value in pending if value is not None)
         start = len(self.prefix)
         committed = ((k[start:], v) for k, v in self._committed.scan(self.prefix))
+        # Most keys are read before they are changed: no merge for those.
         return _merge(committed, pending) if pending else committed
 
 

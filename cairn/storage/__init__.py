@@ -28,6 +28,7 @@ def open_store(url: str) -> ObjectStore:
     if scheme == "file":
         return PosixStore(Path(unquote(rest)))
     try:
+        # Here, so that storage in a directory needs no boto3.
         from cairn.storage.s3 import S3Store  # noqa: PLC0415 - boto3 is an extra
     except ModuleNotFoundError as error:
         raise BadInputError(

@@ -89,6 +89,7 @@ class PosixStore:
         """See `ObjectStore.get`."""
         check_range(path, offset, size_bytes)
         try:
+            # Without following a link: one in the object's place could lead out of the storage.
             with open(self._locate(path), "rb", opener=_open_no_link) as file:
                 found_bytes = os.fstat(file.fileno()).st_size
                 file.seek(offset)
@@ -121,9 +122,11 @@ class PosixStore:
             except _ABSENT:
                 self._require_root("delete", path)
             except OSError as error:
+                # The others are deleted all the same; this one keeps its intent.
                 failed[path] = str(self._failed(error, "delete", path))
             else:
                 changed.add(file.parent)
+        # Once per directory, and before anybody records the deletes: after a crash none reappears.
         self._sync_present(changed)
         return failed
 
@@ -132,6 +135,7 @@ class PosixStore:
         directory = self._locate(path)
         self._check_inside(directory, path)
         try:
+            # Unfinished writes of killed processes would keep the directory for ever.
             for temp in directory.glob(f"{TEMP_PREFIX}*"):
                 temp.unlink(missing_ok=True)
             directory.rmdir()
@@ -153,14 +157,17 @@ class PosixStore:
         self, path: str, target: Path, parts: Sequence[bytes | memoryview], began: float
     ) -> bool:
         """Writes an object whole; returns False if its name is taken."""
+        # Beside the object, as a link cannot cross file systems.
         temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         directories = self._make_directories(target.parent)
         try:
             _write(temp, parts)
             self._refuse_late(path, time.monotonic() - began)
+            # A link and no rename: a rename would replace an object that has the name.
             new = _link(temp, target)
         finally:
             temp.unlink(missing_ok=True)
+        # After the link: in a crash, a name that is not on disk is lost with all its bytes.
         for directory in directories:
             _sync(directory)
         return new
@@ -174,6 +181,7 @@ class PosixStore:
     ) -> None:
         check_range(path, offset, None)
         try:
+            # Never creates: an object that a cleanup has deleted must not come back as its own end.
             with open(self._locate(path), "ab", opener=_open_present) as file:
                 found_bytes = os.fstat(file.fileno()).st_size
                 if found_bytes != offset:
@@ -204,6 +212,7 @@ class PosixStore:
         return file
 
     def _check_inside(self, directory: Path, path: str) -> None:
+        # The directory and not the object: that is opened without following links.
         real = Path(os.path.realpath(directory))
         if not real.is_relative_to(os.path.realpath(self._root)):
             raise BadInputError(
@@ -234,6 +243,7 @@ class PosixStore:
 
     def _walk(self, directory: Path, above: str, prefix: str) -> Iterator[StoredObject]:
         try:
+            # One directory at a time: a listing of all would hold every object in memory.
             with os.scandir(directory) as scan:
                 entries = sorted(scan, key=_sort_key)
         except _ABSENT:

@@ -96,6 +96,7 @@ class S3Store:
     def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
         key = self._key(path)
+        # Joined: boto3 reads the body again for each try, and the checksum needs all of it.
         body = b"".join(parts)
         sha256 = b64encode(hashlib.sha256(body).digest()).decode()
         try:
@@ -103,7 +104,10 @@ class S3Store:
                 Bucket=self._bucket,
                 Key=key,
                 Body=body,
+                # The store itself refuses a second object of the name, whoever was first.
                 IfNoneMatch="*",
+                # The store compares, so bytes that were damaged on the way are refused and not
+                # stored.
                 ChecksumAlgorithm="SHA256",
                 ChecksumSHA256=sha256,
             )
@@ -120,6 +124,7 @@ class S3Store:
         """See `ObjectStore.get`."""
         check_range(path, offset, size_bytes)
         data = b"" if size_bytes == 0 else self._read(path, offset, size_bytes)
+        # No HEAD where the answer is as asked: a restore reads thousands of segments.
         if data and size_bytes in (None, len(data)):
             return data
         found_bytes, _ = self._head(path, offset)
@@ -181,6 +186,7 @@ class S3Store:
             )
             return answer["Body"].read()
         except (ClientError, BotoCoreError) as error:
+            # Of a range behind the end; the caller asks how long the object is, to say so.
             if _code(error) == "InvalidRange":
                 return b""
             raise self._failed(error, "read", path, offset) from error
@@ -213,6 +219,7 @@ class S3Store:
                     for entry in page.get("Contents", [])
                     if not entry["Key"].endswith("/")  # a "directory" made by some other tool
                 ]
+                # Some stores sort by other rules than the contract's.
                 yield from sorted(objects, key=lambda stored: stored.path)
         except (ClientError, BotoCoreError) as error:
             raise self._failed(error, "list", prefix) from error
@@ -230,6 +237,7 @@ class S3Store:
             entry["Key"]: f"{entry.get('Code')}: {entry.get('Message')}"
             for entry in answer.get("Errors", [])
         }
+        # What the answer names neither way counts as failed: an intent is closed only on proof.
         deleted = {entry["Key"] for entry in answer.get("Deleted", [])}
         silent = "the server's answer does not say whether it was deleted"
         return {path: errors.get(key, silent) for key, path in keys.items() if key not in deleted}
@@ -269,6 +277,7 @@ def _client_of(pid: int, endpoint: str | None) -> S3Client:
             "boto3 cannot make an S3 client: AWS_ENDPOINT_URL must be http(s)://host:port and "
             "AWS_MAX_ATTEMPTS a number"
         ) from None
+    # It would be in every error's text, with the password.
     if urlsplit(client.meta.endpoint_url).username is not None:
         raise BadInputError(
             "AWS_ENDPOINT_URL carries a user name; S3 does not use it. Remove it from the URL and "

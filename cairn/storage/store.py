@@ -135,6 +135,7 @@ def put_in_time(
             process was stopped, and nothing was sent.
         RefusedError: an object of that path exists.
     """
+    # Since before the intent: the row that cleanup counts from is younger than that.
     held_s = time.monotonic() - began_s
     if held_s > LONGEST_HOLD_S:
         raise StorageError(
@@ -227,6 +228,7 @@ def can_append_by_probe(
     seen: list[bytes] = []
     store.put(path, [_PROBE])
     try:
+        # Read while the writer has it open: some network file systems show the bytes at its close.
         append(path, len(_PROBE), [_PROBE], lambda: seen.append(store.get(path)))
     finally:
         store.delete_many([path])

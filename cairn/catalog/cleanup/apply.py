@@ -96,7 +96,6 @@ def apply_plan(
     """
     # Not FOR UPDATE: that would block inserts of rows that refer to the job.
     num_retained = connection.execute(
-        # FOR NO KEY UPDATE: new rows that refer to the job lock its key alone, and need not wait.
         select(Job.num_retained).where(Job.job_id == job.job_id).with_for_update(key_share=True)
     ).scalar_one()
     run = _lock_run(connection, job, run_id, plan_sha256)

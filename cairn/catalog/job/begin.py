@@ -363,7 +363,6 @@ def _clock(connection: Connection, batch: BatchRef) -> Clock:
         select(func.lower(Segment.key_groups), ms(func.max(Segment.created_at)))
         .where(
             Segment.job_id == batch.job_id,
-            # By the database's clock and from rows: no clock of an executor decides (ADR 0010).
             Segment.kind.in_([SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT]),
             Segment.status == SegmentStatus.LIVE,
         )

@@ -102,8 +102,8 @@ def _catch_up(
         if parent is None:
             writer.clear(context.key_groups)
             weight = Weight()
-        # Only the epoch is new, as in the first batch of a run.
         elif _same_state(here, wanted):
+            # Only the epoch is new, as in the first batch of a run.
             pass
         elif _follows(here, parent, context):
             applied_bytes = _apply_parent(writer, context, parent)

@@ -63,8 +63,8 @@ def carry_out(order: Order, compute: Compute = iter) -> None:
             "seconds": round(time.monotonic() - began_s, 3),
         }
         _log.info("subtask materialized", extra=about | facts)
-    # No failure: the newer run materializes.
     except FencedError as fenced:
+        # No failure: the newer run materializes.
         _log.info("materialization stopped: %s", fenced, extra=about)
         return
     except CairnError as failed:

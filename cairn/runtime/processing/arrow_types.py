@@ -51,6 +51,7 @@ def arrow_type(data_type: DataType) -> pa.DataType:
     if isinstance(data_type, StructType):
         return pa.struct(_fields(data_type))
     if isinstance(data_type, ArrayType):
+        # With the names of children that Spark's own Arrow types have.
         element = arrow_type(data_type.elementType)
         return pa.list_(pa.field("element", element, nullable=data_type.containsNull))
     if isinstance(data_type, MapType):

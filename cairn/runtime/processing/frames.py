@@ -78,6 +78,7 @@ def _series(column: pa.Array, data_type: DataType, settings: FrameSettings) -> p
             column = pc.local_timestamp(column.cast(pa.timestamp("us", settings.timezone)))
         column = column.cast(pa.timestamp("ns"))
     elif isinstance(data_type, IntegralType) and settings.nullable_ints:
+        # Otherwise one null makes floats of whole numbers, which cannot hold every long.
         return column.to_pandas(types_mapper=_nullable_ints().get)
     elif _is_object(data_type):
         return pd.Series(values_of(column, data_type), dtype=object)
@@ -195,6 +196,7 @@ def frames_to_batch(
     if not full:
         return pa.RecordBatch.from_pylist([], arrow_schema(schema))
     together = full[0] if len(full) == 1 else pd.concat(full, ignore_index=True)
+    # Frame by frame only if needed: one conversion of all is faster.
     if len(full) == 1 or not _rounds(together, schema):
         return _to_arrow(together, schema, settings)
     batches = [_to_arrow(frame, schema, settings) for frame in full]
@@ -253,6 +255,7 @@ def _converted(series: pd.Series[Any], field: StructField, settings: FrameSettin
     import pandas as pd  # noqa: PLC0415
 
     data_type, arrow = field.dataType, arrow_type(field.dataType)
+    # Arrow makes dictionaries of categories, which Spark does not take.
     if isinstance(series.dtype, pd.CategoricalDtype):
         series = series.astype(series.dtype.categories.dtype)
     if isinstance(data_type, TimestampType):
