@@ -47,6 +47,7 @@ class CairnError(Exception):
         self.offset = offset
         facts = {"job": job, "checkpoint": checkpoint, "file": file, "offset": offset}
         about = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+        # The facts in the text as well: Spark shows no more of a task's error.
         super().__init__(f"{message} [{about}]" if about else message)
 
 

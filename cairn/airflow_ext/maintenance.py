@@ -37,6 +37,7 @@ def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
     with _airflow_errors():
         report = cleanup_job(find_catalog(), job, dry_run=dry_run)
     log.info("%s", report)
+    # Not the cleanup's error: the rest is deleted, and Airflow's retry tries these again.
     if report.failed_deletes:
         raise StorageError(
             f"{report.failed_deletes} objects could not be deleted ({report.deleted_files} were); "

@@ -131,6 +131,7 @@ def rebuild_metastore(catalog: Catalog, arguments: Namespace) -> int:
     require_current(catalog)
     report = _rebuild(catalog, arguments)
     for problem in report.problems:
+        # On stderr: with --json, stdout is one array.
         print(f"not used: {problem}", file=sys.stderr)
     if not report.jobs:
         raise BadInputError(f"no manifest that can be used is below {arguments.storage}")
@@ -143,6 +144,7 @@ def _rebuild(catalog: Catalog, arguments: Namespace) -> RebuildReport:
     with progress_bars() as progress:
         task = progress.add_task("reading manifests", total=None)
         return rebuild(
+            # All jobs in one transaction, whose last statements may take minutes.
             replace(catalog, timeout_ms=_REBUILD_TIMEOUT_MS),
             arguments.storage,
             dry_run=arguments.dry_run,

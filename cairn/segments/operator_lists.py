@@ -60,6 +60,7 @@ def _lists_of(batches: Iterable[Changes]) -> Lists:
             except ValueError as error:
                 raise CorruptSegmentError(f"it holds no operator lists: {error}") from error
             elements = lists.setdefault(state_id, [])
+            # By position: an element that is missing or doubled is found here.
             expected = (PUT, 0, b"", list_suffix(len(elements)))
             if (op, group, grouping_key, suffix) != expected or value is None:
                 raise CorruptSegmentError(

@@ -68,6 +68,7 @@ def record_outcome(
     A closed intent is passed over, so of two processes that delete the same object one counts
     it. Returns the total of the files that this call made DELETED.
     """
+    # Under lock: of two deleters of one object, only one counts its bytes.
     still_open = _lock_open(connection, [*gone, *failed])
     # One by one: each has an error of its own, and they are few.
     for file_id in sorted(still_open & failed.keys()):

@@ -68,12 +68,14 @@ def plan_files(
         for file in appendable_files
     ]
     for place, piece in enumerate(pieces):
+        # First fit: as few files as possible are open, and those at rest are filled first.
         file = next((file for file in files if _takes(file, piece.subtask, settings)), None)
         if file is None:
             files.append(file := PlannedFile())
         file.pieces.append(place)
         file.size_bytes += piece.size_bytes
         file.subtasks.add(piece.subtask)
+    # Without those at rest that took nothing.
     return [file for file in files if file.pieces]
 
 

@@ -144,6 +144,7 @@ class History:
         """Adds an upload that is over."""
         latencies = self.latencies_ms.setdefault(size_class(size_bytes), [])
         latencies.append(round(latency_ms))
+        # Of late: a store that was slow an hour ago says nothing.
         del latencies[:-WINDOW]
         self.hedge_budget = min(self.hedge_budget + HEDGE_SHARE, HEDGE_BURST)
 
@@ -158,6 +159,7 @@ class History:
 
     def _adaptive(self, size_bytes: int) -> tuple[float, float]:
         latencies = self.latencies_ms.get(size_class(size_bytes), [])
+        # No hedge yet: a quantile of few would send one for any slow start.
         if len(latencies) < LEAST_OBSERVED:
             return math.inf, FIRST_TIMEOUT_MS
         ordered = sorted(latencies)

@@ -29,6 +29,7 @@ def pack(rows: DataFrame, initial: DataFrame) -> DataFrame:
 
     def packed(df: DataFrame, column: str, other: str) -> DataFrame:
         values = F.struct(*[F.col(f"`{name}`") for name in df.columns])
+        # As structs: the two may have columns of the same name.
         return df.select(KEY_HASH_COLUMN, values.alias(column), F.lit(None).alias(other))
 
     return packed(rows, ROW_COLUMN, INITIAL_COLUMN).unionByName(

@@ -190,6 +190,7 @@ class GroupedData:
         return transform(job, inputs, len(self._dfs), self._key_columns, call)
 
     def _initial(self, grouped: Any) -> Initial:  # noqa: ANN401 - see the error
+        # Several inputs are no initial state: it is one DataFrame, as in Spark.
         if isinstance(grouped, GroupedData) and len(grouped._dfs) == 1:
             initial = Initial(grouped._dfs[0], grouped._key_columns)
         elif hasattr(grouped, "_df") and hasattr(grouped, "agg"):
@@ -218,6 +219,7 @@ class GroupedData:
 
 def _modes(job: str, output_mode: str, time_mode: str, *, is_streaming: bool) -> TimeMode:
     allowed = ["Append", "Update"] if is_streaming else ["Append", "Update", "Complete"]
+    # Checked, and then of no effect: it is the sink's, and the operator only appends.
     if output_mode.lower() not in [mode.lower() for mode in allowed]:
         raise BadInputError(
             f"outputMode is {output_mode!r}; allowed: {' or '.join(map(repr, allowed))}", job=job

@@ -76,6 +76,7 @@ def _series(column: pa.Array, data_type: DataType, settings: FrameSettings) -> p
     if isinstance(data_type, TimestampType | TimestampNTZType):
         if isinstance(data_type, TimestampType):
             column = pc.local_timestamp(column.cast(pa.timestamp("us", settings.timezone)))
+        # pandas' own unit, which Spark gives frames; others would show another dtype.
         column = column.cast(pa.timestamp("ns"))
     elif isinstance(data_type, IntegralType) and settings.nullable_ints:
         # Otherwise one null makes floats of whole numbers, which cannot hold every long.

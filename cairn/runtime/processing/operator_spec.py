@@ -81,6 +81,7 @@ class OperatorSpec:
 
     def new_processor(self) -> StatefulProcessor:
         """Returns a copy of the processor as the user gave it."""
+        # Of the user's own, pickled by the driver; nothing is unpickled from storage.
         processor: StatefulProcessor = cloudpickle.loads(self.processor)
         return processor
 

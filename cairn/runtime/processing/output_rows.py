@@ -85,6 +85,7 @@ def in_order(rows: Sequence[Any], names: list[str], subject: str) -> Iterator[Se
                 )
             yield row
         elif row is None:
+            # A null struct: Arrow wants values under it, which its mask hides.
             yield (None,) * width
         else:
             yield _by_name(row, names, subject)
@@ -161,6 +162,7 @@ def _maps(values: Sequence[Any], data_type: MapType, path: str) -> pa.Array:
     kinds = _check_kinds(values, (dict, Sequence, Set), _NOT_AN_ARRAY, data_type, path)
     lists = [value.items() if isinstance(value, dict) else value or () for value in values]
     pairs = [*chain.from_iterable(lists)]
+    # A dict's items are pairs already: no look at each.
     if kinds != {dict}:
         _check_pairs(pairs, data_type, path)
     return pa.MapArray.from_arrays(

@@ -56,6 +56,7 @@ class PreemptivePersist:
         for item in items:
             yield item
             self._look()
+            # In C: nothing is done in Python for each of these.
             yield from islice(items, self._allowed)
 
     def _look(self) -> None:

@@ -134,6 +134,7 @@ class PandasIO:
         limit = self._settings
         if limit.max_bytes == UNLIMITED or not table.nbytes:
             return limit.max_rows
+        # By the mean, as Spark does: a row's own size would have to be computed for each.
         row_bytes: float = table.nbytes / table.num_rows
         return min(limit.max_rows, math.ceil(limit.max_bytes / row_bytes))
 

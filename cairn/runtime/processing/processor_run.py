@@ -66,6 +66,7 @@ def process(
     processor = operator.new_processor()
     processor.init(work.handle)  # type: ignore[arg-type]  # the same methods, not the same class
     work.initialise(processor, initial)
+    # Rows before timers, as in Spark: a row may still delete the timer that is due.
     work.handle_rows(processor, rows)
     if times.mode is not TimeMode.NONE:
         work.fire_timers(processor)
@@ -147,6 +148,7 @@ class _Work:
         make_key = Row(*self._key_codec.field_names)
         due = self._timers.due(self._share.key_groups, until_ms)
         for expiry_ms, key_group, key_bytes in self._after_each(due):
+            # From the entry: a key without rows in this batch has no hash here.
             self.handle.set_key(key_group, key_bytes)
             key = self._key_codec.decode(key_bytes)
             self.io.collect(

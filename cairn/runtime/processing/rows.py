@@ -35,6 +35,7 @@ _AS_IN_ARROW = (NumericType, StringType, BinaryType, BooleanType, DateType)
 def rows_of(table: pa.Table, schema: StructType) -> Iterator[Row]:
     """Yields a table's rows with the fields of the schema."""
     kind = row_class(tuple(schema.names))
+    # In parts: all of a batch's values as objects would take many times its bytes in Arrow.
     for first in range(0, table.num_rows, ROWS_AT_ONCE):
         part = table.slice(first, ROWS_AT_ONCE)
         columns = [values_of(part.column(field.name), field.dataType) for field in schema.fields]
@@ -94,6 +95,7 @@ def _structs(column: pa.StructArray, data_type: StructType) -> list[Any]:
     ]
     kind = row_class(tuple(data_type.names))
     values = zip(*children, strict=True) if children else repeat((), len(column))
+    # Null rows have children too, of any value.
     return _where_valid(column, [*map(tuple.__new__, repeat(kind), values)])
 
 
@@ -102,6 +104,7 @@ def _arrays(column: pa.ListArray, data_type: ArrayType) -> list[Any]:
         lists: list[Any] = column.to_pylist()
         return lists
     bounds = column.offsets.to_pylist()
+    # Of a slice, the children are still the whole column's.
     elements = column.values.slice(bounds[0], bounds[-1] - bounds[0])
     return _where_valid(column, _cut(values_of(elements, data_type.elementType), bounds))
 

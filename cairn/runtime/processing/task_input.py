@@ -203,6 +203,7 @@ class TaskInput:
         if file.size_bytes <= self._memory_bytes:
             yield KeyedRows([pa.Table.from_batches(list(file.read()))], is_one_key=False)
         elif bucket.is_one_hash:
+            # More bits would not split it: all its rows have one hash.
             yield from self._one_hash(file)
         else:
             buckets: dict[tuple[int, int], _Bucket] = {}

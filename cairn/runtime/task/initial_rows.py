@@ -40,6 +40,7 @@ def unpack(
             present = structs.filter(structs.is_valid())
             if len(present):
                 into.add(pa.RecordBatch.from_struct_array(present))
+    # A generator: initial state may be larger than memory.
     first = (
         KeyedRows([pa.Table.from_batches([batch])], is_one_key=False) for batch in initial.read()
     )
@@ -75,6 +76,7 @@ def write_partition(
 
 
 def _put(run: RunContext, store: ObjectStore, subtask: int, table: pa.Table) -> InitialRows:
+    # A task that runs again writes another file, and the driver hears of one of them only.
     file_id = str(uuid.uuid4())
     path = shared_file(run.job_id, subtask, run.parallelism, file_id)
     run.catalog.run(

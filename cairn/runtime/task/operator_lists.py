@@ -43,6 +43,7 @@ class ParentLists:
         # What a job was restored with has no acks, and is of the run that restored it.
         if parent.run_id == run.run_id and parent.acks:
             return self._read([subtask]).get(subtask, {})
+        # Then only its own segment is read: a union list needs those of all.
         keeps_own = parent.parallelism == run.parallelism and not run.union_lists
         return redistribute(
             self._read([subtask]) if keeps_own else self._all(),
@@ -97,6 +98,7 @@ def spool_lists(attempt: Attempt, finished: FinishedSubtask, lists: Lists) -> Fi
     nothing of an older one is needed for them. Empty ones have no segment.
     """
     entries = sum(map(len, lists.values()))
+    # No segment, and so no file, for a job that only declares a list.
     if not entries:
         return finished
     kind, spool = SegmentKind.OPERATOR, attempt.spool_of(finished.log.subtask)
