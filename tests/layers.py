@@ -45,6 +45,6 @@ RUNTIME: dict[str, set[str]] = {
     "commit": {"executor"},
     "materialization": {"executor", "commit"},
     "task": {"executor", "processing", "commit", "materialization"},
-    "driver": {"executor", "processing", "commit", "materialization", "task"},
+    "driver": {"executor", "processing", "task"},
 }
 """What a folder of `cairn/runtime` may import of the others."""

@@ -118,7 +118,7 @@ def install(
     ]
     place_segments(connection, batch.job_id, placed)
     if replaced is None:
-        _release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
+        connection.execute(release_covered(batch.job_id, ids, job.next_checkpoint_id))
     else:
         _release(connection, batch.job_id, replaced, job.next_checkpoint_id)
 
@@ -136,12 +136,6 @@ def _release(
         )
         .values(released_checkpoint=next_checkpoint)
     )
-
-
-def _release_covered(
-    connection: Connection, job_id: str, new: Sequence[UUID], next_checkpoint: int
-) -> None:
-    connection.execute(release_covered(job_id, new, next_checkpoint))
 
 
 def release_covered(job_id: str, new: Sequence[UUID], next_checkpoint: int) -> Update:
