@@ -69,7 +69,7 @@ def restore(
     """
     copied, restore_began_s = list[CopiedFile](), time.monotonic()
     for segments in _packed(origin.manifest.handles()):
-        parts = _read_all(origin, segments)
+        chunks = _read_all(origin, segments)
         # A new file for every try: a path is never used twice.
         file_id = str(uuid.uuid4())
         path = task_manager_file(job_id, f"{epoch}-restored", file_id)
@@ -86,7 +86,7 @@ def restore(
                 scope=Scope.TASK_MANAGER,
             ),
         )
-        put_in_time(target, path, parts, began_s)
+        put_in_time(target, path, chunks, began_s)
         copied.append(_copied(segments, file_id, path))
     catalog.run(
         f"restore job {job} from {origin.url}",

@@ -59,7 +59,7 @@ def read_segments(
     that do not hold the interpreter's lock. So a restore waits for the store once and not for each
     segment.
     """
-    # One decoder: it is always one part ahead, and parts stay in order.
+    # One decoder: it is always one batch ahead, and batches stay in order.
     with ThreadPoolExecutor(READ_AHEAD) as readers, ThreadPoolExecutor(1) as decoder:
         batches = _batches(readers, store, handles, job, key_groups)
         upcoming = decoder.submit(next, batches, None)

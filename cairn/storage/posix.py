@@ -62,24 +62,24 @@ class PosixStore:
         """The root as a `file:///` URL."""
         return self._root.as_uri()
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
         began = time.monotonic()
         target = self._locate(path)
         try:
             try:
-                new = self._put(path, target, parts, began)
+                new = self._put(path, target, chunks, began)
             except FileNotFoundError:  # a cleanup has just removed the directory as given up
                 _log.warning("directory removed during a write; again", extra={"file": path})
-                new = self._put(path, target, parts, began)
+                new = self._put(path, target, chunks, began)
         except OSError as error:
             raise self._failed(error, "write", path) from error
         if not new:
             raise exists_error(self.url, path)
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.append`."""
-        self._append(path, offset, parts)
+        self._append(path, offset, chunks)
 
     def can_append(self) -> bool:
         """See `ObjectStore.can_append`."""
@@ -154,14 +154,14 @@ class PosixStore:
         check_by_probe(self)
 
     def _put(
-        self, path: str, target: Path, parts: Sequence[bytes | memoryview], began: float
+        self, path: str, target: Path, chunks: Sequence[bytes | memoryview], began: float
     ) -> bool:
         """Writes an object whole; returns False if its name is taken."""
         # Beside the object, as a link cannot cross file systems.
         temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         directories = self._make_directories(target.parent)
         try:
-            _write(temp, parts)
+            _write(temp, chunks)
             self._refuse_late(path, time.monotonic() - began)
             # A link and no rename: a rename would replace an object that has the name.
             new = _link(temp, target)
@@ -176,7 +176,7 @@ class PosixStore:
         self,
         path: str,
         offset: int,
-        parts: Sequence[bytes | memoryview],
+        chunks: Sequence[bytes | memoryview],
         before_close: Callable[[], None] = lambda: None,
     ) -> None:
         check_range(path, offset, None)
@@ -186,7 +186,7 @@ class PosixStore:
                 found_bytes = os.fstat(file.fileno()).st_size
                 if found_bytes != offset:
                     raise wrong_end_error(self.url, path, offset, found_bytes)
-                file.writelines(parts)
+                file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())
                 before_close()
@@ -289,9 +289,9 @@ class PosixStore:
         return BadInputError(f"{text}; {advice}", file=path, offset=offset)
 
 
-def _write(temp: Path, parts: Sequence[bytes | memoryview]) -> None:
+def _write(temp: Path, chunks: Sequence[bytes | memoryview]) -> None:
     with temp.open("xb") as file:
-        file.writelines(parts)
+        file.writelines(chunks)
         file.flush()
         os.fsync(file.fileno())
 

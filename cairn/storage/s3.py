@@ -93,11 +93,11 @@ class S3Store:
         """`s3://bucket/prefix`."""
         return f"s3://{self._bucket}/{self._root}".rstrip("/")
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
         key = self._key(path)
         # Joined: boto3 reads the body again for each try, and the checksum needs all of it.
-        body = b"".join(parts)
+        body = b"".join(chunks)
         sha256 = b64encode(hashlib.sha256(body).digest()).decode()
         try:
             self._client().put_object(
@@ -147,7 +147,7 @@ class S3Store:
             failed |= self._delete(paths[start : start + _DELETES_PER_REQUEST])
         return failed
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.append`; S3 shows an object only once it is whole."""
         raise BadInputError(
             f"storage {self.url}: objects on S3 cannot be appended to", file=path, offset=offset

@@ -51,8 +51,8 @@ class ObjectStore(Protocol):
         """Whether each write is a request to a service, so that another one may be faster."""
         ...
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Writes one object, the concatenation of `parts`, atomically and durably.
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
+        """Writes one object, the concatenation of `chunks`, atomically and durably.
 
         After a StorageError the object may be there or not, or appear up to `LONGEST_WRITE_S`
         after the call: try again under a new path.
@@ -89,7 +89,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """Adds bytes at the end of an object: durable and readable when it returns.
 
         One writer at a time. After any other error than RefusedError the object may have some of
@@ -124,7 +124,7 @@ class ObjectStore(Protocol):
 
 
 def put_in_time(
-    store: ObjectStore, path: str, parts: Sequence[bytes | memoryview], began_s: float
+    store: ObjectStore, path: str, chunks: Sequence[bytes | memoryview], began_s: float
 ) -> None:
     """Writes an object whose intent was recorded after `began_s`, in s on the monotonic clock.
 
@@ -143,7 +143,7 @@ def put_in_time(
             "so nothing was sent; try again",
             file=path,
         )
-    store.put(path, parts)
+    store.put(path, chunks)
 
 
 def check_path(path: str) -> None:

@@ -23,11 +23,11 @@ class FailingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
-        self._fail(path, lambda: self._store.put(path, parts))
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
+        self._fail(path, lambda: self._store.put(path, chunks))
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
-        self._fail(path, lambda: self._store.append(path, offset, parts))
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
+        self._fail(path, lambda: self._store.append(path, offset, chunks))
 
     def _fail(self, path: str, write: Callable[[], None]) -> None:
         fails = not self.failed

@@ -89,10 +89,10 @@ class CountingStore(PosixStore):
         super().__init__(Path(storage.removeprefix("file://")))
         self.requests: list[str] = []
 
-    def put(self, path: str, parts: Any) -> None:
+    def put(self, path: str, chunks: Any) -> None:
         self.requests.append("put")
-        super().put(path, parts)
+        super().put(path, chunks)
 
-    def append(self, path: str, offset: int, parts: Any) -> None:
+    def append(self, path: str, offset: int, chunks: Any) -> None:
         self.requests.append("append")
-        super().append(path, offset, parts)
+        super().append(path, offset, chunks)

@@ -48,19 +48,19 @@ class DyingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         """Writes and dies, or dies and does not write."""
         if self._verb != "put" or self._when == "after":
-            self._store.put(path, parts)
+            self._store.put(path, chunks)
         if self._verb == "put":
             die()
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """Writes all, half or nothing, and dies."""
         if self._verb != "append" or self._when == "after":
-            self._store.append(path, offset, parts)
+            self._store.append(path, offset, chunks)
         elif self._when == "half":
-            data = b"".join(parts)
+            data = b"".join(chunks)
             self._store.append(path, offset, [data[: len(data) // 2]])
         if self._verb == "append":
             die()

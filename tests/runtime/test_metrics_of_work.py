@@ -34,8 +34,8 @@ def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Stream:
 class TornStore(PosixStore):
     """Writes the first bytes and fails, as a store that has lost its disk."""
 
-    def put(self, path: str, parts: Any) -> None:
-        super().put(path, [b"".join(parts)[:10]])
+    def put(self, path: str, chunks: Any) -> None:
+        super().put(path, [b"".join(chunks)[:10]])
         raise StorageError("the disk is full", file=path)
 
 

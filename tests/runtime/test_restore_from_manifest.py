@@ -161,9 +161,9 @@ class DyingStore(PosixStore):
         super().__init__(Path(storage.removeprefix("file://")))
         self.when = when
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         if self.when == "after":
-            super().put(path, parts)
+            super().put(path, chunks)
         raise Killed
 
 

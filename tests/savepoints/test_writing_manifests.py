@@ -280,7 +280,7 @@ class BrokenStore(PosixStore):
 
     tries = 0
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         self.tries += 1
         raise StorageError("disk full")
 

@@ -28,13 +28,13 @@ HALF = """
 import sys, time
 from cairn.storage import open_store
 
-class Parts(list):
+class Chunks(list):
     def __iter__(self):
         yield b"x" * 1_000_000
         print("half", flush=True)
         time.sleep(60)
 
-open_store(sys.argv[1]).put(sys.argv[2], Parts())
+open_store(sys.argv[1]).put(sys.argv[2], Chunks())
 """
 
 

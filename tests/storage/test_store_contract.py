@@ -42,19 +42,19 @@ def paths(store: ObjectStore, prefix: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("parts", "content"),
+    ("chunks", "content"),
     [
         ([b"one", memoryview(b"-two-")[1:4], memoryview(bytearray(b"three"))], b"onetwothree"),
         ([b"", b"x" * 3_000_000], b"x" * 3_000_000),
         ([b""], b""),
         ([], b""),
     ],
-    ids=["views", "large", "empty", "no parts"],
+    ids=["views", "large", "empty", "no chunks"],
 )
 def test_get_returns_the_concatenated_parts(
-    store: ObjectStore, parts: list[bytes | memoryview], content: bytes
+    store: ObjectStore, chunks: list[bytes | memoryview], content: bytes
 ) -> None:
-    store.put(PATH, parts)
+    store.put(PATH, chunks)
     assert store.get(PATH) == content
     assert [(stored.path, stored.size_bytes) for stored in store.list("")] == [(PATH, len(content))]
 

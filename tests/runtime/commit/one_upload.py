@@ -29,10 +29,10 @@ class FaultyStore(PosixStore):
         self.faults = list(faults)
         self.written: list[str] = []
 
-    def put(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         self.written.append(path)
         fault = self.faults.pop(0) if self.faults else no_fault
-        fault(lambda: PosixStore.put(self, path, parts))
+        fault(lambda: PosixStore.put(self, path, chunks))
 
 
 def no_fault(write: Callable[[], None]) -> None:

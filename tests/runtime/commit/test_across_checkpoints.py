@@ -205,11 +205,11 @@ class CleaningStore(PosixStore):
         self.before = before
         self.appends = 0
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         self.appends += 1
         if self.before:
             clean(self.stream)
-        super().append(path, offset, parts)
+        super().append(path, offset, chunks)
         if not self.before:
             clean(self.stream)
 
@@ -260,12 +260,12 @@ class TearingStore(PosixStore):
         self.written_bytes = written_bytes
         self.failed = False
 
-    def append(self, path: str, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    def append(self, path: str, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         if self.failed:
-            super().append(path, offset, parts)
+            super().append(path, offset, chunks)
             return
         self.failed = True
-        super().append(path, offset, [b"".join(parts)[: self.written_bytes]])
+        super().append(path, offset, [b"".join(chunks)[: self.written_bytes]])
         raise StorageError("the disk is full", file=path)
 
 
@@ -342,9 +342,9 @@ def test_the_record_of_an_open_file_is_there_only_while_it_is_at_rest(stream: St
     seen: list[bool] = []
 
     class Looking(CountingStore):
-        def append(self, path: str, offset: int, parts: Any) -> None:
+        def append(self, path: str, offset: int, chunks: Any) -> None:
             seen.append(record.exists())
-            super().append(path, offset, parts)
+            super().append(path, offset, chunks)
 
     stream.batch()
     assert record.exists()

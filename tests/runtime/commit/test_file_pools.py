@@ -37,7 +37,7 @@ class MeetingStore(CountingStore):
         self.changing = threading.Lock()
         self.crowded = threading.Event()
 
-    def put(self, path: str, parts: Any) -> None:
+    def put(self, path: str, chunks: Any) -> None:
         with self.changing:
             self.writing += 1
             self.most = max(self.most, self.writing)
@@ -45,7 +45,7 @@ class MeetingStore(CountingStore):
                 self.crowded.set()
         self.barrier.wait(timeout=20)
         self.crowded.wait(timeout=0.05)  # for one that should not come
-        super().put(path, parts)
+        super().put(path, chunks)
         with self.changing:
             self.writing -= 1
 
@@ -69,17 +69,17 @@ class GatedStore(PosixStore):
         super().__init__(Path(storage.removeprefix("file://")))
         self.arrived, self.go_on, self.fails = threading.Event(), threading.Event(), False
 
-    def put(self, path: str, parts: Any) -> None:
+    def put(self, path: str, chunks: Any) -> None:
         if not self.arrived.is_set():
             self.arrived.set()
             assert self.go_on.wait(timeout=30)
             if self.fails:
-                self.put_half(path, parts)
-        super().put(path, parts)
+                self.put_half(path, chunks)
+        super().put(path, chunks)
 
-    def put_half(self, path: str, parts: Any) -> None:
+    def put_half(self, path: str, chunks: Any) -> None:
         """Writes half of the bytes and fails, as a store that has lost its disk."""
-        super().put(path, [b"".join(parts)[:10]])
+        super().put(path, [b"".join(chunks)[:10]])
         raise StorageError("the disk is full", file=path)
 
 

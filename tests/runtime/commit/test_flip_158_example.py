@@ -58,10 +58,10 @@ class SlowStore(PosixStore):
         super().__init__(Path(storage.removeprefix("file://")))
         self.arrived, self.go_on = threading.Event(), threading.Event()
 
-    def put(self, path: str, parts: Any) -> None:
+    def put(self, path: str, chunks: Any) -> None:
         self.arrived.set()
         assert self.go_on.wait(timeout=30)
-        super().put(path, parts)
+        super().put(path, chunks)
 
 
 def materialization(query: Query, store: PosixStore, batch_id: int) -> Any:

@@ -306,8 +306,8 @@ class FailingStore(PosixStore):
 
     failed = False
 
-    def put(self, path: str, parts: Any) -> None:
-        super().put(path, parts)
+    def put(self, path: str, chunks: Any) -> None:
+        super().put(path, chunks)
         if not self.failed:
             self.failed = True
             raise StorageError("timed out", file=path)
