@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cairn.catalog.metrics import METRICS, Metric
-from cairn.cli.prometheus import prometheus_name
+from cairn.catalog.metrics import METRICS, Metric, MetricKind
+from cairn.cli.prometheus import to_text
 from cairn.settings import OPTIONS, Settings
 from tests.layers import BASICS, MAY_IMPORT, RUNTIME, VALUES
 
@@ -125,9 +125,12 @@ def test_every_metric_is_documented_as_the_code_describes_it() -> None:
 
 def test_the_names_in_prometheus_that_are_documented_follow_the_rule() -> None:
     examples = re.findall(r"^\| `([\w.]+)` \| `(\w+)\{", read("docs/metrics.md"), re.MULTILINE)
-    names = {metric.name: prometheus_name(metric) for metric in METRICS}
+    kinds = {m.name: "quantile" if m.kind is MetricKind.HISTOGRAM else m.kind for m in METRICS}
+    no_labels = dict.fromkeys(("job_name", "tm_id", "subtask", "quantile"))
     assert examples
-    assert [(name, names[name]) for name, _ in examples] == examples
+    for name, sample in examples:
+        text = to_text([{**no_labels, "metric": name, "kind": kinds[name], "value": 1}])
+        assert f"\n{sample} 1.0\n" in text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -21,14 +21,6 @@ _LABELS = {"job_name": "job", "tm_id": "tm", "subtask": "subtask", "quantile": "
 """By the column that a label's value is in; a row has the labels that it has values for."""
 
 
-def prometheus_name(metric: Metric) -> str:
-    """Returns the name of a metric's samples; those of a histogram's sum and count have a suffix.
-
-    It is `cairn_`, the metric's name with underscores for dots, and `_total` after a counter's.
-    """
-    return f"{_family_name(metric)}{'_total' if metric.kind is MetricKind.COUNTER else ''}"
-
-
 def to_text(rows: Iterable[Mapping[str, Any]]) -> str:
     """Returns rows in Prometheus's text format, with every metric's help and type."""
     return generate_latest(to_registry(rows)).decode()
