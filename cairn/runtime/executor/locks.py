@@ -35,7 +35,8 @@ def lock(file: Path) -> Iterator[None]:
     Raises:
         StorageError: another process has held it for `DEADLINE_S`.
     """
-    # Never unlinked: who waits at a removed file holds another lock than who opens it next.
+    # Nobody unlinks a file that others wait for: at a removed one, who waits gets another lock than
+    # who opens it next. Claims of uploads are unlinked, and only looked at.
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _acquire(descriptor, file)

@@ -181,7 +181,7 @@ def _restore(
     began_s, begun = time.monotonic(), None
     segments = read_segments(context.store, missing, job=run.job, key_groups=key_groups)
     for handle, changes in segments:
-        # Once, at its first part: a base replaces whatever its key groups held.
+        # Once, at its first batch: a base replaces whatever its key groups held.
         if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
             writer.clear(handle.key_groups.intersect(key_groups))
         begun = handle
