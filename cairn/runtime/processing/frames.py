@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from cairn.errors import BadInputError
 from cairn.runtime.processing.arrow_types import OBJECT_TYPES, arrow_schema, arrow_type
 from cairn.runtime.processing.operator_spec import FrameSettings
-from cairn.runtime.processing.output_rows import in_order
+from cairn.runtime.processing.output_rows import DOES_NOT_FIT, in_order
 from cairn.runtime.processing.rows import values_of
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _array(series: pd.Series[Any], field: StructField, settings: FrameSettings) 
         array = _converted(series, field, settings)
     except BadInputError:
         raise
-    except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
+    except DOES_NOT_FIT as error:
         raise BadInputError(
             f"output column {field.name}: a value does not fit {field.dataType.simpleString()}; "
             f"found a column of type {series.dtype}. {error}"

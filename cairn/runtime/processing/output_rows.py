@@ -27,14 +27,15 @@ from pyspark.sql.types import (
 from cairn.errors import BadInputError
 from cairn.runtime.processing.arrow_types import OBJECT_TYPES, arrow_schema, arrow_type
 
-_DOES_NOT_FIT = (
+DOES_NOT_FIT = (
     pa.ArrowException,
+    ArithmeticError,
     AssertionError,
     AttributeError,
-    OverflowError,
     TypeError,
     ValueError,
 )
+"""The errors of pyarrow, pandas and Spark's types for a value that is not of a type."""
 _NOT_AN_ARRAY = (str, bytes, bytearray, memoryview, Row)
 
 
@@ -138,7 +139,7 @@ def _structs(values: Sequence[Any], data_type: StructType, path: str) -> pa.Arra
 def _arrays(values: Sequence[Any], data_type: ArrayType, path: str) -> pa.Array:
     taken = (Sequence, Set, np.ndarray, array.array)
     kinds = _check_kinds(values, taken, _NOT_AN_ARRAY, data_type, path)
-    lists = values if kinds <= {list, tuple} else [*map(_elements, values)]
+    lists = values if kinds <= {list, tuple} else [_elements(v, data_type, path) for v in values]
     elements = _column(
         [*chain.from_iterable(lists)],
         data_type.elementType,
@@ -150,8 +151,10 @@ def _arrays(values: Sequence[Any], data_type: ArrayType, path: str) -> pa.Array:
     )
 
 
-def _elements(value: Any) -> Any:  # noqa: ANN401 - any collection
+def _elements(value: Any, data_type: DataType, path: str) -> Any:  # noqa: ANN401 - any collection
     if isinstance(value, np.ndarray):
+        if value.ndim == 0:
+            raise _misfit(value, data_type, path, "it has no dimension")
         if value.dtype.kind in "mM":  # of times in numpy, only those in microseconds are Python's
             value = value.astype(f"{value.dtype.kind}8[us]")
         return value.tolist()
@@ -199,7 +202,7 @@ def _scalars(values: Sequence[Any], data_type: Any, path: str) -> pa.Array:  # n
         _check_kinds(values, (object,), (), data_type, path)
     try:
         return _to_arrow(values, data_type)
-    except _DOES_NOT_FIT as error:
+    except DOES_NOT_FIT as error:
         raise _misfit(_first_misfit(values, data_type), data_type, path, str(error)) from error
 
 
@@ -237,7 +240,7 @@ def _first_misfit(values: Sequence[Any], data_type: DataType) -> Any:  # noqa: A
     for value in values:
         try:
             _to_arrow([value], data_type)
-        except _DOES_NOT_FIT:
+        except DOES_NOT_FIT:
             return value
     return values
 

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from cairn.errors import BadInputError
@@ -99,6 +100,8 @@ def test_frames_have_values_as_sparks_and_give_them_back_unchanged() -> None:
         (LongType(), 1.5, "column v: a value does not fit bigint; found a column of type float64"),
         (DecimalType(10, 2), Decimal("1.555"), "column v: .* would cause data loss"),
         (DecimalType(10, 2), 5, "column v: a value does not fit decimal"),
+        (DecimalType(10, 2), Decimal("sNaN"), "column v: a value does not fit decimal"),
+        (VariantType(), 1, "column v: a value does not fit variant"),
         (POINT, {"z": 1}, "column v: a row has the fields z"),
         (
             TimestampType(),

@@ -166,6 +166,7 @@ def test_what_loses_nothing_is_taken(data_type: DataType, value: Any, expected: 
         (DecimalType(10, 2), 5.0, "float 5.0"),
         (ArrayType(LongType()), "a", "str 'a'"),
         (ArrayType(StringType()), "ab", "str 'ab'"),
+        (ArrayType(LongType()), np.array(5), r"ndarray array\(5\)"),
         (ArrayType(LongType()), Row(x=1), r"Row Row\(x=1\)"),
         (MapType(StringType(), LongType()), [1], "int 1"),
         (MapType(StringType(), LongType()), [("a", 1, 2)], "tuple"),
