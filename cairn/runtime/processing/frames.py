@@ -198,7 +198,7 @@ def frames_to_batch(
         return pa.RecordBatch.from_pylist([], arrow_schema(schema))
     together = full[0] if len(full) == 1 else pd.concat(full, ignore_index=True)
     # Frame by frame only if needed: one conversion of all is faster.
-    if len(full) == 1 or not _rounds(together, schema):
+    if len(full) == 1 or not _is_changed(together, schema):
         return _to_arrow(together, schema, settings)
     batches = [_to_arrow(frame, schema, settings) for frame in full]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
@@ -218,15 +218,25 @@ def _arranged(frame: pd.DataFrame, names: list[str], settings: FrameSettings) ->
             f"an output frame lacks the columns {', '.join(missing)}; it has "
             f"{', '.join(map(str, frame.columns))}"
         )
-    return frame[names]
+    arranged = frame[names]
+    if len(arranged.columns) != len(names):
+        raise BadInputError(
+            f"an output frame has two columns of one name; it has "
+            f"{', '.join(map(str, frame.columns))}"
+        )
+    return arranged
 
 
-def _rounds(together: pd.DataFrame, schema: StructType) -> bool:
-    """Tells whether whole numbers may have become floats, because another frame has a null."""
+def _is_changed(together: pd.DataFrame, schema: StructType) -> bool:
+    """Tells whether a frame's values may have another type because of those of another frame.
+
+    Beside a null, whole numbers become floats; beside moments, local times become objects.
+    """
+    kinds = [dtype.kind for dtype in together.dtypes]
     return any(
-        together[field.name].dtype.kind == "f"
-        for field in schema
-        if isinstance(field.dataType, IntegralType)
+        (kind == "f" and isinstance(field.dataType, IntegralType))
+        or (kind == "O" and isinstance(field.dataType, TimestampType))
+        for kind, field in zip(kinds, schema.fields, strict=True)
     )
 
 

@@ -55,6 +55,29 @@ def test_a_frame_that_lacks_a_column_is_refused_with_its_name() -> None:
         frames_to_batch([pd.DataFrame({"k": ["a"]})], SCHEMA, FrameSettings())
 
 
+def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
+    frame = pd.DataFrame([["a", "b", 3]], columns=["k", "k", "n"])
+    with pytest.raises(BadInputError, match="two columns of one name; it has k, k, n"):
+        frames_to_batch([frame], SCHEMA, FrameSettings())
+
+
+def test_by_position_the_names_may_be_the_same() -> None:
+    twice = StructType([StructField("n", LongType()), StructField("n", LongType())])
+    frame = pd.DataFrame([[1, 2]])
+    batch = frames_to_batch([frame, frame], twice, FrameSettings(by_name=False))
+    assert [column.to_pylist() for column in batch.columns] == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("other", [pd.Timestamp("2024-07-01 12:00", tz="UTC"), None])
+def test_local_times_of_one_frame_are_local_whatever_another_has(other: Any) -> None:
+    schema = StructType([StructField("t", TimestampType())])
+    local = pd.DataFrame({"t": [pd.Timestamp("2024-07-01 08:00")]})
+    settings = FrameSettings(timezone="America/New_York")
+    batch = frames_to_batch([local, pd.DataFrame({"t": [other]})], schema, settings)
+    moment = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC)
+    assert batch.column(0).to_pylist() == [moment, other]
+
+
 NAIVE = datetime.datetime(2024, 7, 1, 12, 0, 0, 5)
 MOMENT = NAIVE.replace(tzinfo=datetime.UTC)
 LOCAL = pd.Timestamp("2024-07-01 08:00:00.000005")
