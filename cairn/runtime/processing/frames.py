@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,8 +199,12 @@ def frames_to_batch(
         return pa.RecordBatch.from_pylist([], arrow_schema(schema))
     together = full[0] if len(full) == 1 else pd.concat(full, ignore_index=True)
     # Frame by frame only if needed: one conversion of all is faster.
-    if len(full) == 1 or not _is_changed(together, schema):
+    if len(full) == 1:
         return _to_arrow(together, schema, settings)
+    if not _is_changed(together, schema):
+        # What is refused may only not fit beside the values of other frames.
+        with suppress(BadInputError):
+            return _to_arrow(together, schema, settings)
     batches = [_to_arrow(frame, schema, settings) for frame in full]
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
@@ -257,12 +262,16 @@ def _array(series: pd.Series[Any], field: StructField, settings: FrameSettings) 
             f"output column {field.name}: a value does not fit {field.dataType.simpleString()}; "
             f"found a column of type {series.dtype}. {error}"
         ) from error
+    if isinstance(array, pa.ChunkedArray):  # pyarrow's answer to floats for text
+        array = array.combine_chunks()
     if array.null_count and not field.nullable:
         raise BadInputError(f"output column {field.name}: found null, but it is not nullable")
     return array
 
 
-def _converted(series: pd.Series[Any], field: StructField, settings: FrameSettings) -> pa.Array:
+def _converted(
+    series: pd.Series[Any], field: StructField, settings: FrameSettings
+) -> pa.Array | pa.ChunkedArray:
     import pandas as pd  # noqa: PLC0415
 
     data_type, arrow = field.dataType, arrow_type(field.dataType)

@@ -77,6 +77,19 @@ def test_local_times_of_one_frame_are_local_beside_moments_of_another() -> None:
     assert batch.column(0).to_pylist() == [moment, moment]
 
 
+def test_floats_that_are_all_null_are_null_text() -> None:
+    frame = pd.DataFrame({"k": [float("nan")], "n": [1]})
+    assert frames_to_batch([frame], SCHEMA, FrameSettings()).to_pydict() == {"k": [None], "n": [1]}
+
+
+def test_a_frame_that_is_taken_alone_is_taken_beside_others() -> None:
+    schema = StructType([StructField("n", LongType()), StructField("d", DecimalType(10, 2))])
+    counted = pd.DataFrame({"n": [True], "d": [Decimal("1.50")]})
+    others = pd.DataFrame({"n": pd.array([BIG], dtype="Int64"), "d": [1.25]})
+    batch = frames_to_batch([counted, others], schema, FrameSettings())
+    assert batch.to_pydict() == {"n": [1, BIG], "d": [Decimal("1.50"), Decimal("1.25")]}
+
+
 NAIVE = datetime.datetime(2024, 7, 1, 12, 0, 0, 5)
 MOMENT = NAIVE.replace(tzinfo=datetime.UTC)
 LOCAL = pd.Timestamp("2024-07-01 08:00:00.000005")
