@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cairn.catalog.cleanup.snapshot import (
@@ -164,6 +164,7 @@ def test_the_newest_confirmed_and_all_unconfirmed_checkpoints_stay(job: ModelJob
     assert set(plan.retained_checkpoints) == unconfirmed | newest
 
 
+@example(ModelJob(2, 1, dict.fromkeys(range(1, 5), CheckpointStatus.CONFIRMED), [], {}, {1}))
 @given(jobs())
 def test_pinned_checkpoints_stay_besides_those_that_stay_without_pins(job: ModelJob) -> None:
     pinned, job.pinned = job.pinned, set()
