@@ -29,6 +29,7 @@ from tests.runtime.tasks import (
     QUERY,
     Task,
     new_run,
+    on_host,
     read_back,
     remember,
     remembered,
@@ -155,6 +156,26 @@ def test_what_an_executor_has_lost_is_read_from_storage(
     assert read_back(stream.plan, 5) == remembered(5)
     missed = [record for record in caplog.records if "not in the spool" in record.message]
     assert len(missed) == (2 if lost == "spool" else 0), "one segment of each subtask"
+
+
+def test_a_key_whose_deletion_is_in_a_base_alone_does_not_come_back_from_older_state(
+    stream: Stream,
+) -> None:
+    gone = entry_prefix(0, 1, b"gone")
+    replace(stream.task(0, 0), write=lambda overlay, _: overlay.put(gone, b"1")).run()
+    stream.task(0, 1).run()
+    stream.begin(1, 0).close()
+    assert gone in stream.local(0)[1]
+
+    here = stream.plan
+    stream.plan = on_host(here, f"{stream.local_dir}-elsewhere")
+    replace(stream.task(1, 0), write=lambda overlay, _: overlay.delete(gone)).run()
+    stream.task(1, 1).run()
+    stream.batch(2, materializes=[0])
+    stream.batch(3)
+    stream.plan = here
+    stream.begin(4, 0).close()
+    assert stream.local(0)[1] == read_back(stream.plan, 4, subtask_range(0, 2))
 
 
 def test_a_spooled_segment_that_is_not_the_one_acknowledged_is_not_used(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -115,6 +115,7 @@ def test_every_row_is_handed_over_once_in_order_and_every_key_whole(
     late_ms=st.none() | st.integers(-1, 12_000),
     memory_bytes=st.sampled_from([1, 1 << 20]),
 )
+@example(times=[4_999_999, 5_000_000, 5_000_001], late_ms=5_000, memory_bytes=1 << 20)
 def test_late_rows_are_counted_and_dropped_but_their_time_counts(
     times: list[int | None], late_ms: int | None, memory_bytes: int
 ) -> None:
