@@ -11,7 +11,7 @@ from typing import NoReturn
 from sqlalchemy.exc import DBAPIError
 
 from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, guard_message
-from cairn.cli import commands, inspect, metrics, savepoints
+from cairn.cli import commands, inspect, metrics_command, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
 
@@ -97,5 +97,5 @@ def _parser() -> argparse.ArgumentParser:
     cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")
     cleanup.set_defaults(run=commands.cleanup)
     savepoints.add_commands(commands_, common)
-    metrics.add_command(commands_, common)
+    metrics_command.add_command(commands_, common)
     return parser

@@ -20,7 +20,7 @@ from cairn.cli.output import print_json, print_table
 from cairn.errors import BadInputError, CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
-from cairn.segments.operator_lists import read_lists
+from cairn.segments.operator_segment import read_lists
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import (

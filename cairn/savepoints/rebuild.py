@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import Connection
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.savepoints.rebuild import FoundManifest, RebuiltJob, insert_job
+from cairn.catalog.savepoints.rebuilt_job import FoundManifest, RebuiltJob, insert_job
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.layout import epoch_of, split_manifest_path
 from cairn.manifest import Manifest

@@ -23,7 +23,7 @@ from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.write import FULL_FROM_SHARE, materialize
 from cairn.runtime.processing.task_input import InputCounts
 from cairn.runtime.task.attempt import Attempt
-from cairn.runtime.task.operator_lists import ParentLists, spool_lists
+from cairn.runtime.task.parent_lists import ParentLists, spool_lists
 from cairn.segments.snapshot import snapshot
 from cairn.settings import Settings
 from cairn.state.entries import entry_prefix, list_suffix

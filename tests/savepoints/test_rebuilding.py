@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
-from cairn.catalog.savepoints.rebuild import FoundManifest
+from cairn.catalog.savepoints.rebuilt_job import FoundManifest
 from cairn.errors import FencedError, RefusedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest

@@ -11,7 +11,7 @@ from cairn.errors import CorruptSegmentError
 from cairn.handles import SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
-from cairn.segments.operator_lists import decode, encode, read_lists
+from cairn.segments.operator_segment import decode, encode, read_lists
 from cairn.state.entries import entry_prefix, list_suffix
 from cairn.state.operator_lists import Lists
 from cairn.state.view import DELETE, PUT, Changes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import BadInputError
-from cairn.segments.operator_lists import decode, encode
+from cairn.segments.operator_segment import decode, encode
 from cairn.state.handle import DeclaringHandle, StateHandle, VariableSpec
 from cairn.state.operator_lists import Lists, OperatorListState, redistribute
 from cairn.state.view import NoState, Overlay

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.errors import BadInputError
 from cairn.runtime.driver.frame_settings import frame_settings
-from cairn.runtime.driver.initial_rows import pack, write_initial_rows
+from cairn.runtime.driver.initial_state import pack, write_initial_rows
 from cairn.runtime.driver.inputs import Inputs, with_event_time
 from cairn.runtime.driver.job_spec import JobSpec
 from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash

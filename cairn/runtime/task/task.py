@@ -26,7 +26,7 @@ from cairn.runtime.processing.spill import Output, SpillDirectory
 from cairn.runtime.processing.task_input import TaskInput, subtasks_by_key_group
 from cairn.runtime.task.attempt import Attempt, FinishedSubtask
 from cairn.runtime.task.initial_rows import read_initial_rows, unpack
-from cairn.runtime.task.operator_lists import ParentLists, spool_lists
+from cairn.runtime.task.parent_lists import ParentLists, spool_lists
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
 from cairn.state.operator_lists import Lists
 from cairn.state.times import BatchTimes, TimeMode

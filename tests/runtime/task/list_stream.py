@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn.catalog.job.segments import lists_at
 from cairn.runtime.executor.run_context import RunContext
-from cairn.segments.operator_lists import read_lists
+from cairn.segments.operator_segment import read_lists
 from cairn.state.handle import StateDeclaration
 from cairn.state.operator_lists import Lists
 from cairn.storage import open_store

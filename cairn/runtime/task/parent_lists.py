@@ -9,7 +9,7 @@ from dataclasses import replace
 from cairn.handles import SegmentHandle
 from cairn.runtime.executor.spool import Spool
 from cairn.runtime.task.attempt import Attempt, FinishedSubtask
-from cairn.segments.operator_lists import decode, encode, read_lists
+from cairn.segments.operator_segment import decode, encode, read_lists
 from cairn.segments.reader import READ_AHEAD
 from cairn.state.operator_lists import Lists, redistribute
 from metastore.enums import SegmentKind
