@@ -128,8 +128,9 @@ class _Writer:
         self._manager = TaskManager(self._plan, _EXECUTOR)
         key_codec = TupleCodec(KEY_SCHEMA, name="key")
         names = key_names(shape)
-        groups = (spark_hashes(names) % settings.max_parallelism).tolist()
-        self._subtasks = [subtask_of(g, parallelism, settings.max_parallelism) for g in groups]
+        key_groups = self._plan.max_parallelism
+        groups = (spark_hashes(names) % key_groups).tolist()
+        self._subtasks = [subtask_of(g, parallelism, key_groups) for g in groups]
         self._keys = [
             entry_prefix(group, state_id, key_codec.encode((key,)))
             for group, key in zip(groups, names, strict=True)
@@ -159,7 +160,7 @@ class _Writer:
         """Confirms the last batch by beginning the next; returns what is there."""
         self._begin(batches)
         pinned = pin(self._plan.catalog, self._name, None, kind=PinKind.SAVEPOINT)
-        everything = KeyGroupRange(0, self._plan.settings.max_parallelism)
+        everything = KeyGroupRange(0, self._plan.max_parallelism)
         handles = self._plan.catalog.run(
             "reading what a checkpoint holds",
             lambda c: segments_at(c, self._plan.job_id, pinned.checkpoint_id, everything),
@@ -222,6 +223,7 @@ def _register(
         run_id=str(registration.run_id),
         epoch=run.epoch,
         parallelism=parallelism,
+        max_parallelism=run.max_parallelism,
         storage=storage,
         catalog=catalog,
         settings=settings,

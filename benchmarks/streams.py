@@ -22,6 +22,7 @@ from benchmarks.slow_s3 import SlowS3
 from benchmarks.source import SCHEMA
 from benchmarks.workloads import Engine, Kind, Workload
 from cairn.catalog.catalog import Catalog
+from cairn.keygroups import default_max_parallelism
 from cairn.runtime.driver.routing import route, task_slots, with_key_hash
 from cairn.runtime.executor.run_context import RunContext
 from cairn.settings import Settings
@@ -168,6 +169,7 @@ def _pass_through(rows: DataFrame, parallelism: int) -> DataFrame:
         run_id="floor",
         epoch=0,
         parallelism=parallelism,
+        max_parallelism=default_max_parallelism(parallelism),
         storage="",
         catalog=Catalog(""),
         settings=Settings(),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_PARALLELISM = 1 << 15
+"""The most key groups that a job may have, as in Flink."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyGroupRange:
@@ -26,6 +29,16 @@ class KeyGroupRange:
         """Returns the key groups in both; an empty range where there are none."""
         start = max(self.start, other.start)
         return KeyGroupRange(start, max(start, min(self.end, other.end)))
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """Returns the key groups of a new job that names none: Flink's computeDefaultMaxParallelism.
+
+    One and a half times `parallelism`, rounded up to a power of two, at least 128 and at most
+    `MAX_PARALLELISM`.
+    """
+    power_of_two = 1 << (parallelism + parallelism // 2 - 1).bit_length()
+    return min(max(power_of_two, 128), MAX_PARALLELISM)
 
 
 def subtask_of(key_group: int, parallelism: int, max_parallelism: int) -> int:

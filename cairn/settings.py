@@ -10,6 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from cairn.errors import BadInputError
+from cairn.keygroups import MAX_PARALLELISM
 
 ADAPTIVE = "adaptive"
 """The value of a duration that Cairn finds out by itself."""
@@ -22,7 +23,8 @@ _UNIT_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 class Settings:
     """The validated options of one job."""
 
-    max_parallelism: int = 128
+    max_parallelism: int | None = None
+    """None: as the job has it; a new one by its parallelism."""
     num_retained: int = 3
     manifest_interval: int = 0
     materialize_enabled: bool = True
@@ -163,7 +165,11 @@ _DURATION = "a duration such as '500 ms', '10 s', '5 min'"
 _SIZE = "a size such as '64 mb', '1 gb'"
 
 OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
-    "cairn.max-parallelism": ("max_parallelism", _whole(1, 32768), "1 to 32768"),
+    "cairn.max-parallelism": (
+        "max_parallelism",
+        _whole(1, MAX_PARALLELISM),
+        f"1 to {MAX_PARALLELISM}",
+    ),
     "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
     "cairn.manifest-interval": ("manifest_interval", _whole(0, 1_000_000), "0 to 1000000"),
     "cairn.changelog.periodic-materialize.enabled": (

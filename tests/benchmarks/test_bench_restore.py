@@ -183,6 +183,7 @@ def history_of(entries: int, digest: int) -> History:
         run_id="run",
         epoch=1,
         parallelism=2,
+        max_parallelism=128,
         storage="",
         catalog=Catalog(""),
         settings=Settings(),

@@ -58,7 +58,6 @@ def new_run(
     """Registers a run of a job, a new one to be restored if `origin` is given; returns its plan."""
     settings = replace(
         Settings.from_options(options or {}),
-        max_parallelism=MAX_PARALLELISM,
         num_retained=2,
         persist_delay_ms=persist_delay_ms,
         local_dir=local_dir,
@@ -83,6 +82,7 @@ def new_run(
             "run_id": str(registration.run_id),
             "epoch": run.epoch,
             "parallelism": parallelism,
+            "max_parallelism": run.max_parallelism,
             "storage": storage,
             "metastore": url,
             "settings": asdict(settings),
@@ -104,7 +104,7 @@ def plan_of(facts: Mapping[str, Any]) -> RunContext:
 
 def facts_of(plan: RunContext) -> dict[str, Any]:
     """Returns what tells a plan from others, as JSON values."""
-    names = ("job", "job_id", "run_id", "epoch", "parallelism", "storage")
+    names = ("job", "job_id", "run_id", "epoch", "parallelism", "max_parallelism", "storage")
     lists = {"split_lists": plan.split_lists, "union_lists": plan.union_lists}
     facts = {"metastore": plan.catalog.url, **{name: getattr(plan, name) for name in names}}
     return {**facts, **lists, "settings": asdict(plan.settings)}

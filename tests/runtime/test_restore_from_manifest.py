@@ -240,6 +240,24 @@ def test_a_manifest_that_does_not_fit_is_refused_and_the_job_is_not_made(
     assert target.do(lambda c: c.exec_driver_sql("SELECT FROM cairn.jobs").all()) == []
 
 
+def test_without_the_option_the_job_has_the_manifests_key_groups(
+    source: Query, target: Query
+) -> None:
+    with pytest.raises(BadInputError, match=r"parallelism is 9, but .* 8 key groups"):
+        build(target, url_of(source), parallelism=9, max_parallelism=None)
+    assert build(target, url_of(source), parallelism=8, max_parallelism=None)
+    assert target.plan.max_parallelism == 8
+    assert target.state(5) == remembered(5)
+
+
+def test_a_job_registered_with_other_key_groups_is_not_restored(
+    source: Query, target: Query
+) -> None:
+    target.start(2, max_parallelism=None)
+    with pytest.raises(BadInputError, match="max-parallelism is 128, but the manifest was"):
+        build(target, url_of(source), max_parallelism=None)
+
+
 def damage_manifest(source: Query) -> None:
     path = source.root / "chk-5" / "_metadata"
     path.write_bytes(path.read_bytes()[:-1] + b"]")

@@ -76,10 +76,10 @@ class Query:
             run_id=str(registration.run_id),
             epoch=run.epoch,
             parallelism=registration.parallelism,
+            max_parallelism=run.max_parallelism,
             storage=self.storage,
             catalog=self.catalog,
             settings=Settings(
-                max_parallelism=MAX_PARALLELISM,
                 num_retained=2,
                 persist_delay_ms=0,
                 local_dir=self.local_dir,

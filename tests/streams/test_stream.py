@@ -210,7 +210,11 @@ def test_a_checkpoint_location_that_was_moved_back_is_refused(
     [
         ({"options": {"cairn.num-retaned": "3"}}, "unknown option 'cairn.num-retaned'"),
         ({"options": {"cairn.num-retained": 1}}, "cairn.num-retained is 1; allowed: 2 to 10000"),
-        ({"parallelism": 129}, "parallelism is 129; allowed: 1 to cairn.max-parallelism.*128"),
+        ({"parallelism": 32769}, "parallelism is 32769; allowed: 1 to 32768.*Lower parallelism"),
+        (
+            {"parallelism": 129, "options": {"cairn.max-parallelism": "128"}},
+            "parallelism is 129; allowed: 1 to 128, the value of cairn.max-parallelism",
+        ),
         ({"parallelism": 0}, "parallelism is 0"),
         ({"metastore": "mysql://x"}, "not a metastore"),
     ],

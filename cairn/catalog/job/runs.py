@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from cairn.catalog.job.states import (
     register_states,
 )
 from cairn.errors import BadInputError, RefusedError
+from cairn.keygroups import default_max_parallelism
 from cairn.layout import new_job_id
 from cairn.manifest import Manifest
 from cairn.state.handle import StateDeclaration
@@ -36,7 +37,8 @@ class Registration:
     job: str
     storage: str
     parallelism: int
-    max_parallelism: int
+    max_parallelism: int | None
+    """None: as the job has it; a new one as its origin, else by its parallelism."""
     num_retained: int
     key_schema: Mapping[str, Any]
     states: Sequence[StateDeclaration]
@@ -61,6 +63,7 @@ class RegisteredRun:
 
     job_id: str
     epoch: int
+    max_parallelism: int
     states: Mapping[str, RegisteredState]
     dropped_state_ids: tuple[int, ...] = ()
     has_state: bool = False
@@ -73,24 +76,12 @@ def register_run(connection: Connection, registration: Registration) -> Register
 
     Raises:
         BadInputError: the job exists, or its origin was made, with another storage, max
-            parallelism, key or state schema.
+            parallelism, key or state schema; or it has fewer key groups than `parallelism`.
         RefusedError: it is to be restored, but has begun batches or state variables of its own.
     """
-    connection.execute(
-        insert(Job)
-        .values(
-            job_id=new_job_id(registration.job),
-            name=registration.job,
-            storage=registration.storage,
-            max_parallelism=registration.max_parallelism,
-            num_retained=registration.num_retained,
-            key_schema=dict(registration.key_schema),
-        )
-        .on_conflict_do_nothing(index_elements=[Job.name])
-    )
-    job = connection.execute(
-        select(Job.__table__).where(Job.name == registration.job).with_for_update()
-    ).one()
+    job = _locked_job(connection, registration)
+    if registration.max_parallelism is None:
+        registration = replace(registration, max_parallelism=job.max_parallelism)
     _check_unchanged(registration, job)
     has_state = _has_state(connection, job.job_id)
     if registration.origin is not None and not has_state:
@@ -107,6 +98,7 @@ def register_run(connection: Connection, registration: Registration) -> Register
     )
     return RegisteredRun(
         job_id=job.job_id,
+        max_parallelism=job.max_parallelism,
         epoch=_epoch(connection, job.job_id, registration, states, deleted),
         states=states,
         dropped_state_ids=(
@@ -118,6 +110,33 @@ def register_run(connection: Connection, registration: Registration) -> Register
         split_lists=tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_LIST),
         union_lists=tuple(state_id for state_id, kind in kept if kind is StateKind.OPERATOR_UNION),
     )
+
+
+def _locked_job(connection: Connection, registration: Registration) -> Row[*tuple[Any, ...]]:
+    """Returns the job's row, locked; a new one if the job is new."""
+    connection.execute(
+        insert(Job)
+        .values(
+            job_id=new_job_id(registration.job),
+            name=registration.job,
+            storage=registration.storage,
+            max_parallelism=_max_parallelism_if_new(registration),
+            num_retained=registration.num_retained,
+            key_schema=dict(registration.key_schema),
+        )
+        .on_conflict_do_nothing(index_elements=[Job.name])
+    )
+    return connection.execute(
+        select(Job.__table__).where(Job.name == registration.job).with_for_update()
+    ).one()
+
+
+def _max_parallelism_if_new(registration: Registration) -> int:
+    if registration.max_parallelism is not None:
+        return registration.max_parallelism
+    if registration.origin is not None:
+        return registration.origin.max_parallelism
+    return default_max_parallelism(registration.parallelism)
 
 
 def job_has_state(connection: Connection, job: str) -> bool:
@@ -200,6 +219,15 @@ def _check_unchanged(registration: Registration, job: Row[*tuple[Any, ...]]) -> 
         time_mode=job.time_mode,
         key_schema=job.key_schema,
     )
+    # A subtask without key groups would wait for rows that never come.
+    if registration.parallelism > job.max_parallelism:
+        raise BadInputError(
+            f"parallelism is {registration.parallelism}, but the job's state is divided into "
+            f"{job.max_parallelism} key groups, a number that is fixed. Lower parallelism to "
+            f"{job.max_parallelism}, or start a new job, which gets more key groups "
+            "(cairn.max-parallelism)",
+            job=registration.job,
+        )
 
 
 def _check_same(

@@ -186,6 +186,7 @@ def _register(
         run_id=str(registration.run_id),
         epoch=run.epoch,
         parallelism=job.parallelism,
+        max_parallelism=run.max_parallelism,
         storage=job.storage,
         catalog=catalog,
         settings=job.settings,

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from cairn.errors import BadInputError
+from cairn.keygroups import MAX_PARALLELISM
 from cairn.runtime.driver.build_plan import Call, Initial, struct, transform
 from cairn.runtime.driver.inputs import unite
 from cairn.runtime.driver.job_spec import JobSpec
@@ -26,7 +27,8 @@ class Job:
         name: the job's name in the metastore; one running query per name.
         storage: `s3://bucket/prefix`, `file:///directory` or a path.
         metastore: a SQLAlchemy URL of a migrated PostgreSQL, or `embedded:<directory>`.
-        parallelism: how many subtasks the operator has, 1 to `cairn.max-parallelism`.
+        parallelism: how many subtasks the operator has, at most the job's key groups: see
+            `cairn.max-parallelism` in `options`.
         options: `cairn.…` keys, see `cairn.settings`.
         restore_from: the URL of a manifest, `…/chk-<n>/_metadata`, whose state a job without any
             starts from, at any parallelism. The source is copied and stays as it is. A job that
@@ -49,12 +51,12 @@ class Job:
         if not isinstance(name, str) or not name.strip():
             raise BadInputError(f"a job's name is text that is not empty, not {name!r}")
         settings = Settings.from_options(options or {})
-        highest = settings.max_parallelism
+        highest = settings.max_parallelism or MAX_PARALLELISM
         if not isinstance(parallelism, int) or not 1 <= parallelism <= highest:
             raise BadInputError(
-                f"parallelism is {parallelism!r}; allowed: 1 to cairn.max-parallelism, which is "
-                f"{highest}. Lower it, or for a new job raise cairn.max-parallelism (it is fixed "
-                "once the job has state)",
+                f"parallelism is {parallelism!r}; allowed: 1 to {highest}, the value of "
+                "cairn.max-parallelism or else its highest. Lower parallelism; only a new job may "
+                "raise cairn.max-parallelism",
                 job=name,
             )
         self.spec = JobSpec(

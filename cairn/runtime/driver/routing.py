@@ -42,7 +42,7 @@ def route(rows: DataFrame, run: RunContext) -> DataFrame:
     task is joined on, because a task follows its cached block: so subtasks stay on one executor.
     Correctness does not depend on it.
     """
-    key_groups, parallelism, tasks = run.settings.max_parallelism, run.parallelism, run.tasks
+    key_groups, parallelism, tasks = run.max_parallelism, run.parallelism, run.tasks
     key_hash = f"coalesce({KEY_HASH_COLUMN}, 0)"  # a heartbeat has none; any task may have it
     # The arithmetic of `cairn.keygroups`, in SQL. Tasks refuse rows where the two disagree.
     subtask = f"pmod({key_hash}, {key_groups}) * {parallelism} div {key_groups}"

@@ -35,6 +35,8 @@ class RunContext:
     run_id: str
     epoch: int
     parallelism: int
+    max_parallelism: int
+    """How many key groups the job has."""
     storage: str
     catalog: Catalog
     settings: Settings
@@ -52,7 +54,7 @@ class RunContext:
 
     def key_groups(self, subtask: int) -> KeyGroupRange:
         """Returns the key groups that a subtask of this run owns."""
-        return range_of(subtask, self.parallelism, self.settings.max_parallelism)
+        return range_of(subtask, self.parallelism, self.max_parallelism)
 
     def subtasks(self, task: int) -> range:
         """Returns the subtasks that a Spark task does, one after the other."""

@@ -62,7 +62,7 @@ def write_partition(
     with SpillDirectory() as spill:
         task_input = TaskInput(
             of_rows,
-            subtasks_by_key_group(run.parallelism, run.settings.max_parallelism),
+            subtasks_by_key_group(run.parallelism, run.max_parallelism),
             subtasks,
             late_ms=None,
             spill=spill,

@@ -61,7 +61,7 @@ def run_task(
     with SpillDirectory() as spill:
         task_input = TaskInput(
             operator,
-            subtasks_by_key_group(run.parallelism, run.settings.max_parallelism),
+            subtasks_by_key_group(run.parallelism, run.max_parallelism),
             subtasks,
             late_ms=_late_ms(operator, start),
             spill=spill,
@@ -109,7 +109,7 @@ class _Task:
         initial = [] if start.parent else read_initial_rows(self.attempt.store, run.job, first_rows)
         return process(
             operator,
-            Share(run.key_groups(subtask), settings.max_parallelism),
+            Share(run.key_groups(subtask), run.max_parallelism),
             reader,
             _times(operator, start),
             initial=initial,
