@@ -18,13 +18,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metastore": {"metastore.enums"},
     "metastore.enums": set(),
     **dict.fromkeys(VALUES, BASICS),
+    "cairn.locks": BASICS,
     "cairn.storage": BASICS,
     "cairn.state": BASICS,
     "cairn.segments": BASICS | {"cairn.storage", "cairn.state"},
-    "cairn.catalog": BASICS | {"cairn.state", "metastore"},
+    "cairn.catalog": BASICS | {"cairn.locks", "cairn.state", "metastore"},
     "cairn.savepoints": BASICS | {"cairn.storage", "cairn.catalog"},
     "cairn.runtime": BASICS
-    | {"cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "cairn.savepoints"},
+    | {"cairn.locks", "cairn.storage", "cairn.state", "cairn.segments"}
+    | {"cairn.catalog", "cairn.savepoints"},
     "cairn.maintenance": BASICS | {"cairn.storage", "cairn.catalog"},
     "cairn": {"cairn.runtime"},
     "cairn.cli": BASICS

@@ -23,7 +23,7 @@ LIBRARIES = {
     "pyspark": ("cairn/runtime/", "spark_jobs/", "demo/"),
     "boto3": ("cairn/storage/s3.py",),
     "botocore": ("cairn/storage/s3.py",),
-    "fcntl": ("cairn/runtime/executor/locks.py", "cairn/catalog/embedded_server.py"),
+    "fcntl": ("cairn/locks.py",),
     "pandas": ("cairn/runtime/processing/frames.py",),
     "prometheus_client": ("cairn/cli/prometheus.py", "cairn/cli/endpoint.py"),
 }

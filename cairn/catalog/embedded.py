@@ -25,6 +25,7 @@ def resolve_url(metastore: str) -> str:
     Raises:
         BadInputError: the form is not known, or the embedded server is not installed.
         MetastoreError: the embedded server did not start; the message ends with its log.
+        StorageError: another process has been starting or stopping it for too long.
     """
     scheme, _, rest = metastore.partition(":")
     if metastore.startswith(EMBEDDED_PREFIX) and rest:

@@ -10,7 +10,6 @@ asks for no password, where every local user reaches it.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import pwd
@@ -22,7 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 from sqlalchemy import URL
 
 from cairn.errors import BadInputError, MetastoreError
+from cairn.locks import lock
 
 with warnings.catch_warnings():
     # The import looks for a place for the lock file and sockets that are not used here.
@@ -46,9 +46,6 @@ _DATABASE = "cairn"
 _SUPERUSER = "postgres"
 _TIMEOUT_S = 60
 _START_ATTEMPTS = 4
-_LOCK_TIMEOUT_S = 4 * _TIMEOUT_S
-"""A holder creates, starts or stops the server, each with a timeout."""
-_LONG_WAIT_S = 1.0
 
 
 def start(directory: Path) -> str:
@@ -57,6 +54,7 @@ def start(directory: Path) -> str:
     Raises:
         BadInputError: this user may not write the directory.
         MetastoreError: the server did not start; the message ends with its log.
+        StorageError: another process has been creating, starting or stopping it for too long.
     """
     data = directory / "data"
     with _exclusive(directory):
@@ -88,40 +86,17 @@ def stop(directory: Path) -> None:
 
 @contextmanager
 def _exclusive(directory: Path) -> Iterator[None]:
-    """Makes the directory and holds its lock, which dies with this process."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("w")
-    except OSError as error:
-        raise BadInputError(
-            f"cannot write the embedded metastore's directory {directory}: {error.strerror}. "
-            "Name one that this user may write"
-        ) from error
-    with lock:
-        _acquire(lock.fileno(), directory)
-        yield
-
-
-def _acquire(lock: int, directory: Path) -> None:
-    began_s, is_told = time.monotonic(), False
-    while True:
+    """Makes the directory and holds its lock."""
+    with ExitStack() as held:
         try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            waited_s = time.monotonic() - began_s
-            if waited_s > _LOCK_TIMEOUT_S:
-                raise MetastoreError(
-                    f"another process has created, started or stopped the embedded PostgreSQL in "
-                    f"{directory} for {_LOCK_TIMEOUT_S} s. End it (fuser {directory}/lock)"
-                ) from error
-        if waited_s > _LONG_WAIT_S and not is_told:
-            _log.warning(
-                "waiting for another process with the embedded PostgreSQL in %s",
-                directory,
-                extra={"directory": str(directory), "waited_s": waited_s},
-            )
-            is_told = True
-        time.sleep(0.02)
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock(directory / "lock"))
+        except OSError as error:
+            raise BadInputError(
+                f"cannot write the embedded metastore's directory {directory}: {error.strerror}. "
+                "Name one that this user may write"
+            ) from error
+        yield
 
 
 def _initialise(data: Path) -> None:

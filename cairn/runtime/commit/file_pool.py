@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from cairn.locks import Wait, try_lock
 from cairn.runtime.commit.file_merging import AppendableFile
-from cairn.runtime.executor.locks import Wait, try_lock
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 
 

@@ -18,9 +18,9 @@ import msgspec
 
 from cairn.batch_ref import BatchRef
 from cairn.errors import FencedError
+from cairn.locks import try_lock, wait_for_lock
 from cairn.runtime.commit.commit_files import Group, Request, commit_group
 from cairn.runtime.commit.file_pool import FilePool
-from cairn.runtime.executor.locks import try_lock, wait_for_lock
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 from cairn.storage.store import ObjectStore
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cairn.runtime.executor.locks import Wait, is_free, lock
+from cairn.locks import Wait, is_free, lock
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from cairn.errors import RefusedError, StorageError
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.executor.locks import lock
+from cairn.locks import lock
 from cairn.state.entries import PREFIX_HEAD_BYTES, key_group_bounds, split
 from cairn.state.view import DELETE, PUT, Changes
 

@@ -21,7 +21,7 @@ from cairn.catalog.job.begin import BatchStart, begin_batch
 from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle
 from cairn.layout import task_manager_directory
-from cairn.runtime.executor.locks import lock
+from cairn.locks import lock
 from cairn.runtime.executor.run_context import RunContext
 from metastore.enums import Scope
 
@@ -105,7 +105,7 @@ class TaskManager:
 
         Raises:
             FencedError: a newer run has removed this run's directory.
-            StorageError: see `cairn.runtime.executor.locks.lock`.
+            StorageError: see `cairn.locks.lock`.
         """
         with ExitStack() as held:
             with fenced_if_removed(self.directory):

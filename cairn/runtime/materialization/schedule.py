@@ -19,8 +19,8 @@ import msgspec
 
 from cairn.catalog.job.begin import Clock
 from cairn.errors import RefusedError, StorageError
+from cairn.locks import try_lock
 from cairn.runtime.executor.local_store import Weight
-from cairn.runtime.executor.locks import try_lock
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.order import Order

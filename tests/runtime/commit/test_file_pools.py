@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cairn.errors import StorageError
+from cairn.locks import try_lock
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.runtime.executor.locks import try_lock
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore

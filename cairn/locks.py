@@ -1,4 +1,4 @@
-"""File locks between the processes of one executor. A lock dies with its holder.
+"""File locks between the processes of one machine. A lock dies with its holder.
 
 Every wait says so in the log when it passes a second, and ends at a deadline.
 """
@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from cairn.errors import StorageError
 
 DEADLINE_S = 600.0
-"""A holder takes less at most: its uploads and its transactions have timeouts."""
+"""A holder takes less at most: all that it does has a timeout."""
 LONG_WAIT_S = 1.0
 LOCKS_OF_THE_SYSTEM = Path("/proc/locks")
 _PAUSE_RANGE_S = (0.002, 0.05)
@@ -142,7 +142,7 @@ def _wait(descriptor: int, file: Path) -> None:
         error = outcome.get(timeout=LONG_WAIT_S)
     except Empty:
         facts = {"file": str(file), "holder_pids": _holders(descriptor)}
-        _log.warning("waiting for the lock %s", file.name, extra=facts)
+        _log.warning("waiting for another process, which holds the lock %s", file.name, extra=facts)
         try:
             error = outcome.get(timeout=DEADLINE_S - LONG_WAIT_S)
         except Empty:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from cairn import locks
 from cairn.errors import StorageError
-from cairn.runtime.executor import locks
-from cairn.runtime.executor.locks import Wait, is_free, lock, try_lock, wait_for_lock
+from cairn.locks import Wait, is_free, lock, try_lock, wait_for_lock
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, 2); print(); input()"
 
