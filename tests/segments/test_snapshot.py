@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cairn.errors import CorruptSegmentError
@@ -71,6 +71,13 @@ def write(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(given_segments=segments, wanted=ranges)
+@example(
+    given_segments=[
+        (SegmentKind.CHANGELOG, EVERYTHING, [(PUT, entry_prefix(1, 1, b"a"), b"older")]),
+        (SegmentKind.KEYED_FULL, EVERYTHING, []),
+    ],
+    wanted=EVERYTHING,
+)
 def test_snapshot_is_the_state_that_the_segments_lead_to(
     store: ObjectStore,
     given_segments: list[tuple[SegmentKind, KeyGroupRange, list[Change]]],

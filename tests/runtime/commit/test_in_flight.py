@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from cairn import locks
 from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
 from tests.runtime.commit.one_upload import fails, hold, no_fault, waits
@@ -124,7 +125,10 @@ def test_an_upload_that_failed_is_in_flight_no_longer(
     assert uploading.upload().stats.queue_size == 0
 
 
-def test_a_killed_process_is_in_flight_no_longer(uploads: Callable[..., Uploading]) -> None:
+def test_a_killed_process_is_in_flight_no_longer(
+    uploads: Callable[..., Uploading], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "DEADLINE_S", 10.0)
     uploading = uploads(upload_threads=1)
     ours, theirs = FORKS.Pipe()
     facts = facts_of(uploading.plan)
@@ -138,5 +142,5 @@ def test_a_killed_process_is_in_flight_no_longer(uploads: Callable[..., Uploadin
         until(lambda: is_waiting(uploading))
         process.kill()
         process.join()
-        assert waiting.result(timeout=10).stats.requests == 1
+        assert waiting.result().stats.requests == 1
     assert list((uploading.manager.directory / "in-flight-changelog").iterdir()) == []
