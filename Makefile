@@ -8,12 +8,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore picture test test-fast mutants lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore picture test test-fast mutants lint lock clean
 
 ##@ Use it
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## Run the main job on real text and check every count (STORAGE=s3://bucket/prefix for S3)
 	@$(BIN)/python -m demo $(if $(STORAGE),--storage $(STORAGE))
@@ -29,6 +29,9 @@ bench-merging: $(READY) ## Count files with merging off, within and across check
 
 bench-restore: $(READY) ## Measure restoring 1 GB of state, beside native Spark (BENCH_ARGS="--size-mb 100")
 	@$(BIN)/python -m benchmarks.restore $(BENCH_ARGS)
+
+bench-metastore: $(READY) ## Load the metastore, with the code of an earlier commit beside it (BENCH_ARGS="--quick")
+	@$(BIN)/python -m benchmarks.metastore $(BENCH_ARGS)
 
 picture: $(READY) ## Draw the README's picture from the tables of docs/performance.md
 	@$(BIN)/python -m benchmarks.picture
