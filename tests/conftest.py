@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy import text
 
 from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
+from tests.databases import Databases, connect, create, drop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,7 @@ def postgres() -> Iterator[str]:
     metastore = f"embedded:{directory}"
     try:
         url = resolve_url(metastore)
-        with _administer(url) as connection:
+        with connect(url) as connection:
             # What a crash of the machine would lose is lost anyway: the tests are over then.
             connection.execute(text("ALTER SYSTEM SET fsync = off"))
             connection.execute(text("SELECT pg_reload_conf()"))
@@ -97,28 +97,40 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(directory)
 
 
+@pytest.fixture(scope="session")
+def databases(postgres: str) -> Databases:
+    """The migrated databases of the session's server, which tests use one after another."""
+    return Databases(postgres, template="cairn")
+
+
 @pytest.fixture
-def metastore_url(postgres: str) -> Iterator[str]:
-    """The URL of a fresh, migrated metastore."""
-    yield from _database(postgres, template="cairn")
+def metastore_url(databases: Databases) -> Iterator[str]:
+    """The URL of a migrated metastore without rows."""
+    with databases.one() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
-def shared_metastore_url(postgres: str) -> Iterator[str]:
+def shared_metastore_url(databases: Databases) -> Iterator[str]:
     """The URL of a migrated metastore that the tests of a module share, with a job each."""
-    yield from _database(postgres, template="cairn")
+    with databases.one() as url:
+        yield url
 
 
 @pytest.fixture
-def other_url(postgres: str) -> Iterator[str]:
-    """The URL of one more fresh, migrated metastore."""
-    yield from _database(postgres, template="cairn")
+def other_url(databases: Databases) -> Iterator[str]:
+    """The URL of one more migrated metastore without rows."""
+    with databases.one() as url:
+        yield url
 
 
 @pytest.fixture
 def empty_database_url(postgres: str) -> Iterator[str]:
     """The URL of a fresh database without a schema."""
-    yield from _database(postgres, template="template1")
+    url = create(postgres, template="template1")
+    yield url
+    dispose_engines()
+    drop(url)
 
 
 @pytest.fixture
@@ -126,21 +138,6 @@ def tmp_storage(tmp_path: Path) -> str:
     """The `file://` URL of an empty directory, such as a job's first start makes it."""
     (tmp_path / "storage").mkdir()
     return (tmp_path / "storage").as_uri()
-
-
-def _database(postgres: str, *, template: str) -> Iterator[str]:
-    name = f"test_{uuid4().hex}"
-    with _administer(postgres) as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
-    yield make_url(postgres).set(database=name).render_as_string(hide_password=False)
-    dispose_engines()
-    with _administer(postgres) as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-def _administer(url: str) -> Connection:
-    server = make_url(url).set(database="postgres")
-    return create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
 
 
 @pytest.fixture(scope="session")

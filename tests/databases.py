@@ -1,0 +1,96 @@
+"""Databases of a test server: one that a test leaves is emptied for the next, which is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+
+from cairn.catalog.catalog import dispose_engines
+from cairn.catalog.migrate import head_revision
+from metastore.models import Base
+
+# A sequence keeps its number through a rollback, and takes the default rights of whoever asks.
+_NOTE_CHANGES_OF_THE_SCHEMA = """
+    CREATE SEQUENCE public.schema_changes;
+    CREATE FUNCTION public.note_schema_change() RETURNS event_trigger
+    LANGUAGE plpgsql SECURITY DEFINER AS
+    $$ BEGIN PERFORM nextval('public.schema_changes'); END $$;
+    CREATE EVENT TRIGGER note_schema_change ON ddl_command_end
+    EXECUTE FUNCTION public.note_schema_change();
+"""
+_IS_UNCHANGED = """
+    SELECT NOT is_called FROM public.schema_changes, cairn.alembic_version
+    WHERE version_num = :head
+"""
+_END_OTHERS = """
+    SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_REMOVE_ROWS = "; ".join(str(table.delete()) for table in Base.metadata.sorted_tables)
+_FREE_PAGES = "VACUUM (SKIP_DATABASE_STATS) " + ", ".join(map(str, Base.metadata.sorted_tables))
+
+
+class Databases:
+    """The migrated databases of one server that nobody uses just now."""
+
+    def __init__(self, server: str, template: str) -> None:
+        self._server = server
+        self._template = template
+        self._free: list[str] = []
+
+    @contextmanager
+    def one(self) -> Iterator[str]:
+        """Lends the URL of a migrated database without rows."""
+        url = self._free.pop() if self._free else self._create()
+        yield url
+        dispose_engines()
+        if _is_emptied(url):
+            self._free.append(url)
+        else:
+            drop(url)
+
+    def _create(self) -> str:
+        url = create(self._server, self._template)
+        with connect(url) as connection:
+            connection.exec_driver_sql(_NOTE_CHANGES_OF_THE_SCHEMA)
+        return url
+
+
+def create(server: str, template: str) -> str:
+    """Returns the URL of a new database, a copy of another."""
+    name = f"test_{uuid4().hex}"
+    with connect(_of(server, "postgres")) as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    return _of(server, name)
+
+
+def drop(url: str) -> None:
+    """Removes a database, whoever is connected to it."""
+    with connect(_of(url, "postgres")) as connection:
+        connection.execute(text(f"DROP DATABASE {make_url(url).database} WITH (FORCE)"))
+
+
+def connect(url: str) -> Connection:
+    """Returns a connection that commits each statement."""
+    return create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
+
+
+def _is_emptied(url: str) -> bool:
+    """Removes all rows, unless a test changed the schema: then no other gets the database."""
+    with connect(url) as connection:
+        connection.execute(text(_END_OTHERS))
+        if not connection.scalar(text(_IS_UNCHANGED), {"head": head_revision()}):
+            return False
+        # Without triggers, which guard the rows and the references between them.
+        connection.execute(text("SET session_replication_role = replica"))
+        connection.exec_driver_sql(_REMOVE_ROWS)
+        # So that the next test's rows are in the order in which it adds them.
+        connection.exec_driver_sql(_FREE_PAGES)
+    return True
+
+
+def _of(server: str, database: str) -> str:
+    return make_url(server).set(database=database).render_as_string(hide_password=False)
