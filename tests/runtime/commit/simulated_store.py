@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cairn.runtime.commit.upload_policy import History, Kind, SentRequest, next_step
@@ -24,42 +24,47 @@ from cairn.settings import Settings
 SIZE_BYTES = 5 << 20
 BODY = [(0.0, 150.0), (0.5, 459.0), (0.9, 740.0), (0.95, 833.0), (0.99, 1039.0)]
 
-Latency = Callable[[random.Random], float]
-"""Draws how long a request takes, in ms."""
+Latency = Callable[[float], float]
+"""The quantile function of how long requests take, in ms."""
 
 
 def latency_of(points: Sequence[tuple[float, float]]) -> Latency:
-    """Returns latencies whose quantile function has straight lines between points."""
+    """Returns the quantile function with straight lines between points."""
     shares = [share for share, _ in points]
 
-    def draw(rng: random.Random) -> float:
-        share = rng.random()
+    def at(share: float) -> float:
         place = min(bisect(shares, share), len(points) - 1)
         (low, from_ms), (high, to_ms) = points[place - 1], points[place]
         return from_ms + (to_ms - from_ms) * (share - low) / (high - low)
 
-    return draw
+    return at
 
 
 # The line from p95 to p99 goes on to where 15 in 10,000 are left; those are stuck for 2.8 to 4 s.
 FLIP_158 = latency_of([*BODY, (0.9985, 1082.8), (0.9985, 2802.0), (0.999, 3202.0), (1.0, 4002.0)])
+_BODY = latency_of(BODY)
 
 
-def heavy_tail(rng: random.Random) -> float:
-    """Draws from the second reading."""
-    share = rng.random()
+def heavy_tail(share: float) -> float:
+    """Returns a quantile of the second reading."""
     if share < 0.99:
-        return _BODY(rng)
+        return _BODY(share)
     power = math.log(10) / math.log(3202 / 1039)
     return min(1039.0 * math.pow((1 - share) / 0.01, -1 / power), 60_000.0)
 
 
-_BODY = latency_of([(share / 0.99, ms) for share, ms in BODY])
-
-
 def slower(latency: Latency, times: float) -> Latency:
     """Returns latencies that are so many times longer."""
-    return lambda rng: latency(rng) * times
+    return lambda share: latency(share) * times
+
+
+def even_shares(seed: int) -> Iterator[float]:
+    """Yields shares of which every 10,000 have all quantiles, so that few uploads show them."""
+    shares = [(number + 0.5) / 10_000 for number in range(10_000)]
+    order = random.Random(seed)
+    while True:
+        order.shuffle(shares)
+        yield from shares
 
 
 @dataclass
@@ -68,13 +73,12 @@ class Simulation:
 
     settings: Settings
     seed: int = 158
-    fails: Callable[[random.Random], bool] = lambda _: False
     history: History = field(default_factory=History)
     latencies_ms: list[float] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
+        self.shares = even_shares(self.seed)
         self.now_ms = 0.0
 
     def upload(self, number: int, latency: Latency) -> None:
@@ -102,17 +106,11 @@ class Simulation:
                 limits = replace(limits, hedge_after_ms=math.inf)
             elif isinstance(step, Kind):
                 requests.append(SentRequest(step, self.now_ms))
-                ends_ms.append(self.now_ms + latency(self.rng))
+                ends_ms.append(self.now_ms + latency(next(self.shares)))
                 self.kinds.append(step)
             else:
-                running = [n for n, r in enumerate(requests) if r.failed_ms is None]
-                first = min(running, key=ends_ms.__getitem__, default=None)
-                if first is None or ends_ms[first] > step:
-                    self.now_ms = step
-                    continue
-                self.now_ms = ends_ms[first]
-                if not self.fails(self.rng):
+                self.now_ms = min(step, *ends_ms)
+                if self.now_ms in ends_ms:
                     break
-                requests[first] = replace(requests[first], failed_ms=self.now_ms)
         self.latencies_ms.append(self.now_ms - began_ms)
         self.history.observe(SIZE_BYTES, self.now_ms - requests[0].sent_ms)

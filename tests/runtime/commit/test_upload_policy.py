@@ -33,7 +33,7 @@ from tests.runtime.commit.simulated_store import (
     slower,
 )
 
-UPLOADS = 100_000
+UPLOADS = 30_000
 P999_MS = 3202
 DOCUMENTS_CUT = 0.47
 ADAPTIVE = Settings()
