@@ -4,6 +4,8 @@ A step is what others can see the effect of: the commit of a transaction that ha
 moment after it, a change in the storage's directory, a request that writes to S3, a file that gets
 its name in the executor's directory. They are found from outside, by the events of SQLAlchemy and
 of Python's audit hooks; no code of Cairn's is replaced.
+
+On S3 only the steps count that are others than in a directory: a request, and what follows it.
 """
 
 from __future__ import annotations
@@ -46,10 +48,15 @@ class Steps:
 
     pipe: Pipe
     left: int
+    is_on_s3: bool
+    follows_request: bool = False
 
     def before(self, name: str) -> None:
-        self.left -= 1
-        if self.left == 0:
+        is_request = name.startswith("before the ")
+        is_counted = is_request or self.follows_request or not self.is_on_s3
+        self.follows_request = is_request
+        self.left -= is_counted
+        if is_counted and self.left == 0:
             self.pipe.send(name)
             die()
 
@@ -124,7 +131,7 @@ def run(
 ) -> None:
     """Does the work up to its nth step and says which that was, or "" if it has fewer."""
     os.environ.update(environment)
-    steps = Steps(pipe, number)
+    steps = Steps(pipe, number, is_on_s3=roots[0].startswith("s3:"))
     watch_transactions(steps)
     watch_files(steps, *roots)
     watch_requests(steps)

@@ -39,13 +39,13 @@ class ListQuery(Query):
 
 
 def test_whoever_is_killed_when_leaves_each_checkpoint_with_its_lists(
-    metastore_url: str, storage: str, tmp_path: Path
+    metastore_url: str, tmp_storage: str, tmp_path: Path
 ) -> None:
     """One attempt of a batch after the other is killed, each a step later, until one gets through.
 
     Every third batch goes on in the same run, the others in a new one that does it again.
     """
-    query = ListQuery(metastore_url, storage, str(tmp_path / "local"))
+    query = ListQuery(metastore_url, tmp_storage, str(tmp_path / "local"))
     commit_with_lists(*query.given())
     query.batches += 1
     while step := query.kill(len(query.seen) + 1, commit_with_lists, *query.given()):

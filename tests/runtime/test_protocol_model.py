@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import ClassVar
 from uuid import uuid4
 
 from hypothesis import HealthCheck, Phase, settings
@@ -24,7 +23,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from sqlalchemy import text
 
-from benchmarks.slow_s3 import SlowS3
 from cairn.catalog.catalog import Catalog
 from cairn.errors import FencedError, StorageError
 from cairn.layout import manifest_file
@@ -43,7 +41,6 @@ from tests.runtime.protocol_checks import Checked, History, signed
 from tests.runtime.tasks import Task, new_run, on_host, remember
 
 ACROSS = "cairn.file-merging.across-checkpoint-boundary"
-"""Where the storage can append; else these are ways of merging within a checkpoint."""
 MERGING: dict[str, dict[str, object]] = {
     "within": {},
     "across": {ACROSS: True},
@@ -63,14 +60,11 @@ executors = st.sampled_from([("one", "a"), ("two", "a"), ("three", "b")])
 class Protocol(Checked):
     """Spark's driver, its executors, and a maintenance job, one step at a time."""
 
-    s3: ClassVar[str] = ""
-    """The storage's URL; empty for a directory of the machine's own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(mkdtemp(prefix="cairn-protocol-"))
         (self.root / "storage").mkdir()
-        self.storage = self.s3 or (self.root / "storage").as_uri()
+        self.storage = (self.root / "storage").as_uri()
         self.job = f"job-{uuid4().hex[:8]}"
         self.hosts = {"a": 0, "b": 0}
         self.next_batch = 0
@@ -100,18 +94,16 @@ class Protocol(Checked):
         self.restart(parallelism, way)
 
     def restart(self, parallelism: int, way: str, origin: Manifest | None = None) -> None:
-        can_append = open_store(self.storage).can_append()
-        options = {key: v for key, v in MERGING[way].items() if can_append or key != ACROSS}
         self.plan = new_run(
             self.url,
             self.storage,
             "",
             job=self.job,
             parallelism=parallelism,
-            options=options,
+            options=MERGING[way],
             origin=origin,
         )
-        self.tears |= ACROSS in options
+        self.tears |= ACROSS in MERGING[way]
         self.done = set()
 
     @rule()
@@ -302,30 +294,20 @@ class Protocol(Checked):
         shutil.rmtree(self.root)
 
 
-def run_machine(metastore_url: str, s3_url: str, *, examples: int, steps: int) -> None:
+def test_every_checkpoint_holds_its_batch_whatever_fails_and_whoever_comes_back(
+    shared_metastore_url: str,
+) -> None:
     class Here(Protocol):
-        url = metastore_url
-        s3 = s3_url
+        url = shared_metastore_url
 
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
+            max_examples=16,
+            stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             # Shrinking runs it hundreds of times; the steps that failed are printed anyway.
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
         ),
     )
-
-
-def test_every_checkpoint_holds_its_batch_whatever_fails_and_whoever_comes_back(
-    shared_metastore_url: str,
-) -> None:
-    run_machine(shared_metastore_url, "", examples=16, steps=40)
-
-
-def test_every_checkpoint_holds_its_batch_on_s3_too(shared_metastore_url: str) -> None:
-    with SlowS3() as server:
-        run_machine(shared_metastore_url, server.url, examples=4, steps=25)
