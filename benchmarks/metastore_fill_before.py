@@ -11,8 +11,11 @@ _LIFE = 300
 
 # What a dead file, segment and checkpoint of batch b is, and the file of its group g.
 _FILE = "CAST(md5(:job || '-' || b || '-' || g) AS uuid)"
-_GROUP = "(s * :groups / :parallelism)"
-_START = "CAST(-div(-CAST(s * :max_parallelism AS numeric), :parallelism) AS int)"
+_GROUP = "(((s + 1) * :groups - 1) / :parallelism)"
+_KEY_GROUPS = (
+    "int4range((s * :max_parallelism + :parallelism - 1) / :parallelism,"
+    " ((s + 1) * :max_parallelism + :parallelism - 1) / :parallelism)"
+)
 _IS_DEAD = "b < :dead_batches"
 
 _STATEMENTS = (
@@ -60,9 +63,8 @@ _STATEMENTS = (
     )
     SELECT
         gen_random_uuid(), :job, {_FILE.replace("g)", f"{_GROUP})")}, 'changelog', s,
-        int4range({_START}, {_START.replace("(s ", "((s + 1) ")}),
-        (s - CAST(ceil({_GROUP} * :parallelism / CAST(:groups AS numeric)) AS int))
-            * :segment_bytes,
+        {_KEY_GROUPS},
+        (s - {_GROUP} * :parallelism / :groups) * :segment_bytes,
         :segment_bytes, md5(b || 'x' || s) || md5(s || 'y' || b), 3, b + 1, b + 1,
         CASE WHEN {_IS_DEAD} THEN least(b + {_LIFE}, :dead_batches + 1) END,
         CASE WHEN {_IS_DEAD} THEN 'DEAD' ELSE 'LIVE' END
@@ -88,20 +90,20 @@ _STATEMENTS = (
     )
     SELECT
         gen_random_uuid(), :job, CAST(md5(:job || '-base-' || s) AS uuid), 'keyed_full', s,
-        int4range({_START}, {_START.replace("(s ", "((s + 1) ")}), 0, :segment_bytes,
+        {_KEY_GROUPS}, 0, :segment_bytes,
         md5('x' || s) || md5('y' || s), 3, :dead_batches + 1, :dead_batches
     FROM generate_series(0, :parallelism - 1) AS s
     """,  # noqa: S608
-    """
+    f"""
     INSERT INTO cairn.subtask_acks (
         job_id, checkpoint_id, subtask, attempt_id, task_attempt, tm_id, input_rows, restore_ms
     )
     SELECT
         :job, b + 1, s, gen_random_uuid(), 1,
-        '1-' || lpad(to_hex(s * :groups / :parallelism), 12, '0'), 10, 5
+        '1-' || lpad(to_hex({_GROUP}), 12, '0'), 10, 5
     FROM generate_series(0, :batches - 1) AS b
     CROSS JOIN generate_series(0, :parallelism - 1) AS s
-    """,
+    """,  # noqa: S608
     """
     INSERT INTO cairn.upload_stats (
         commit_id, job_id, checkpoint_id, tm_id, files, segments, size_bytes, requests, retries,

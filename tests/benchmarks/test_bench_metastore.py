@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import metastore
+from benchmarks.metastore_calls import CatalogCalls
 from benchmarks.metastore_figures import AFTER, BEFORE, Measured, rows
-from benchmarks.metastore_shape import QUICK
+from benchmarks.metastore_shape import MAX_PARALLELISM, QUICK, Batch, History, share
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.job.materializations import replay_of
+from cairn.keygroups import range_of
 
 
 def has_the_commit() -> bool:
@@ -84,3 +88,38 @@ def test_a_factor_says_how_many_times_better_the_later_version_is() -> None:
     assert rate.median == 2.5
     assert intent is None
     assert found["intent ms"].after is None
+
+
+def test_a_history_made_by_sql_is_as_if_its_batches_had_been_committed(
+    metastore_url: str, tmp_storage: str
+) -> None:
+    """The metastore's benchmark measures the rows that a job has, and no others."""
+    parallelism, groups, subtask = 7, 3, 4
+    history = History(dead_batches=4, live_batches=3, groups=groups)
+    calls, catalog = CatalogCalls(metastore_url), Catalog(metastore_url)
+    job = calls.register("filled", parallelism, tmp_storage)
+    calls.fill(job, history)
+    batch = Batch(job, history.batches)
+    checkpoint_id = calls.begin(batch, range(parallelism))
+    for executor in range(groups):
+        calls.commit_group(batch, checkpoint_id, executor, share(parallelism, groups, executor))
+    key_groups = range_of(subtask, parallelism, MAX_PARALLELISM)
+    replay = catalog.run("x", lambda c: replay_of(c, job.job_id, checkpoint_id, key_groups))
+    assert replay.is_based
+    assert [base.as_of_checkpoint for base in replay.bases] == [history.dead_batches]
+    *filled, committed = replay.changes
+    assert [change.first_checkpoint for change in filled] == [5, 6, 7]
+    assert {(c.kind, c.offset, c.size_bytes, c.key_groups, c.entries) for c in filled} == {
+        (
+            committed.kind,
+            committed.offset,
+            committed.size_bytes,
+            committed.key_groups,
+            committed.entries,
+        )
+    }
+    assert {len(c.sha256) for c in filled} == {len(committed.sha256)}
+    calls.install_base(batch, subtask, checkpoint_id - 1)
+    left = catalog.run("x", lambda c: replay_of(c, job.job_id, checkpoint_id, key_groups))
+    assert [base.as_of_checkpoint for base in left.bases] == [history.batches]
+    assert left.changes == [committed]
