@@ -62,14 +62,13 @@ def process(
     overlay = Overlay(reader)
     after_each = iter if persist is None else persist(overlay).after_each
     handle = StateHandle(operator.states, overlay, Row, times, lists)
-    work = _Work(operator, share, overlay, times, emit, handle, after_each)
+    work = _Work(operator, share, times, handle, _io_of(operator, emit), after_each)
     processor = operator.new_processor()
-    processor.init(work.handle)  # type: ignore[arg-type]  # the same methods, not the same class
+    processor.init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
     work.initialise(processor, initial)
     # Rows before timers, as in Spark: a row may still delete the timer that is due.
     work.handle_rows(processor, rows)
-    if times.mode is not TimeMode.NONE:
-        work.fire_timers(processor)
+    work.fire_timers(processor, _due_timers(overlay, share.key_groups, times))
     processor.close()
     work.io.flush()
     has_ttl = any(variable.ttl_ms is not None for variable in operator.states.values())
@@ -78,6 +77,16 @@ def process(
     for state_id in operator.dropped_state_ids:
         _drop(overlay, share.key_groups, state_id)
     return overlay
+
+
+def _due_timers(
+    overlay: Overlay, key_groups: KeyGroupRange, times: BatchTimes
+) -> Iterator[tuple[int, int, bytes]]:
+    if times.mode is TimeMode.NONE:
+        return iter(())
+    is_event_time = times.mode is TimeMode.EVENT_TIME
+    until_ms = times.watermark_ms if is_event_time else times.processing_ms
+    return Timers(overlay).due(key_groups, until_ms)
 
 
 def _drop(overlay: Overlay, key_groups: KeyGroupRange, state_id: int) -> None:
@@ -93,20 +102,17 @@ class _Work:
         self,
         operator: OperatorSpec,
         share: Share,
-        overlay: Overlay,
         times: BatchTimes,
-        emit: Callable[[pa.RecordBatch], None],
         handle: StateHandle,
+        io: ProcessorIO,
         after_each: Callable[[Iterable[Any]], Iterator[Any]],
     ) -> None:
         self.handle = handle
-        self.io = _io_of(operator, emit)
+        self.io = io
         self._operator = operator
         self._after_each = after_each
         self._share = share
-        self._times = times
         self._timer_values = TimerValues(times.processing_ms, times.watermark_ms)
-        self._timers = Timers(overlay)
         self._key_codec = TupleCodec(operator.key_schema, name="key", row_factory=Row)
 
     def initialise(self, processor: StatefulProcessor, tables: Iterable[KeyedRows]) -> None:
@@ -140,13 +146,11 @@ class _Work:
             set_key(key_hash % key_groups, encode(key))
             collect(handle(key, rows, values))
 
-    def fire_timers(self, processor: StatefulProcessor) -> None:
-        """Fires the due timers, and removes each once its handler's output was read."""
-        times = self._times
-        is_event_time = times.mode is TimeMode.EVENT_TIME
-        until_ms = times.watermark_ms if is_event_time else times.processing_ms
+    def fire_timers(
+        self, processor: StatefulProcessor, due: Iterable[tuple[int, int, bytes]]
+    ) -> None:
+        """Fires timers, and removes each once its handler's output was read."""
         make_key = Row(*self._key_codec.field_names)
-        due = self._timers.due(self._share.key_groups, until_ms)
         for expiry_ms, key_group, key_bytes in self._after_each(due):
             # From the entry: a key without rows in this batch has no hash here.
             self.handle.set_key(key_group, key_bytes)
@@ -158,7 +162,7 @@ class _Work:
                     expiredTimerInfo=ExpiredTimerInfo(expiry_ms),
                 )
             )
-            self._timers.delete(key_group, key_bytes, expiry_ms)
+            self.handle.deleteTimer(expiry_ms)
 
     def _by_key(
         self, keyed: KeyedRows, keys: KeyColumns, schema: StructType

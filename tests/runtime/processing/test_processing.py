@@ -56,6 +56,20 @@ class Fill(StatefulProcessor):
         return iter(())
 
 
+class Ring(StatefulProcessor):
+    """Sets a timer at each row, and gives the key of each timer that fires."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield Row(key=key[0], n=expiredTimerInfo.getExpiryTimeInMs())
+
+
 def operator_with(*names: str, dropped: Sequence[int] = ()) -> OperatorSpec:
     """Returns an operator with some of the variables, whose ids are their places in `DECLARED`."""
     full = operator_of(Fill(names), *DECLARED.values(), time_mode=TimeMode.PROCESSING_TIME)
@@ -63,7 +77,9 @@ def operator_with(*names: str, dropped: Sequence[int] = ()) -> OperatorSpec:
     return replace(full, states=states, dropped_state_ids=tuple(dropped))
 
 
-def run_batch(operator: OperatorSpec, committed: Committed, now_ms: int, *keys: str) -> None:
+def run_batch(operator: OperatorSpec, committed: Committed, now_ms: int, *keys: str) -> list[str]:
+    """Applies a batch of a row for each key; returns the keys of the output."""
+    output: list[pa.RecordBatch] = []
     rows = batch_of([(key, i, None, i * 7, 0) for i, key in enumerate(keys)])
     overlay = process(
         operator,
@@ -72,9 +88,10 @@ def run_batch(operator: OperatorSpec, committed: Committed, now_ms: int, *keys: 
         BatchTimes(TimeMode.PROCESSING_TIME, now_ms, 0),
         initial=[],
         rows=[KeyedRows([pa.Table.from_batches([rows])], is_one_key=False)] if keys else [],
-        emit=lambda batch: None,
+        emit=output.append,
     )
     committed.apply(overlay.changes())
+    return [key for batch in output for key in batch.column("key").to_pylist()]
 
 
 def state_ids(committed: Committed) -> set[int]:
@@ -97,3 +114,13 @@ def test_a_dropped_variable_with_ttl_leaves_no_index(others: Sequence[str]) -> N
     run_batch(operator_with(*others, "expiring"), committed, 1000, *"abc")
     run_batch(operator_with(*others, dropped=[2]), committed, 1000 + TTL_MS)
     assert state_ids(committed) == ({0} if others else set())
+
+
+def test_a_timer_fires_once_and_leaves_nothing() -> None:
+    operator = operator_of(Ring(), time_mode=TimeMode.PROCESSING_TIME)
+    committed = Committed()
+    assert run_batch(operator, committed, 1000, *"abc") == []
+    assert committed.entries
+    assert sorted(run_batch(operator, committed, 1001)) == ["a", "b", "c"]
+    assert committed.entries == {}
+    assert run_batch(operator, committed, 1002) == []
