@@ -62,8 +62,9 @@ def test_a_quick_run_measures_every_workload_before_and_after(
         assert dead["install of a base ms"][0] > 0
         assert dead["v_metrics ms"][0] > 0
     [cleaned, group] = values["growth"][BEFORE].values()
-    # Each cycle's last retained batches and one base for each subtask are live; all else is dead.
     assert cleaned["checkpoints rows"] == [1]
+    # As many files are deleted in a cycle as are made in one: its bases too, by the next one.
+    assert cleaned["deletions rows"] == cleaned["physical_files rows"] > [2]
     assert group["segments rows"] == [12]
     assert list(directory.iterdir()) == [directory / "metastore.json"]
 
