@@ -1,4 +1,4 @@
-"""The catalog: one small pool of connections per process, and transactions that are retried."""
+"""The catalog: a few connections per process, and transactions that are retried."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+from cairn.catalog.connections import Connections, new_engine
 from cairn.catalog.embedded import masked, resolve_url
 from cairn.errors import BadInputError, MetastoreError, RefusedError
 
@@ -26,8 +27,6 @@ METASTORE_VARIABLE = "CAIRN_METASTORE"
 GUARD_CLASS = "CA"
 """SQLSTATE class of the metastore's own guards."""
 
-_DRIVER = "postgresql+psycopg2"
-_LOCK_TIMEOUT_MS = 10_000
 _FIRST_DELAY_MS = 50
 _LONGEST_DELAY_MS = 2000
 
@@ -35,23 +34,35 @@ _LONGEST_DELAY_MS = 2000
 # deadlock, lock timeout, statement timeout. Class 08 is a broken connection.
 _TRANSIENT = {"57P01", "57P02", "57P03", "53300", "40001", "40P01", "55P03", "57014"}
 
-# libpq gives no SQLSTATE for a failed connect; these texts mean that waiting will not help.
-_HOPELESS = (
+# By SQLSTATE or its class: invalid authorization, no such database, no right to do it.
+_HOPELESS = ("28", "3D000", "42501")
+
+# Of a failed connect: libpq gives no SQLSTATE.
+_HOPELESS_TEXTS = (
     "authentication failed",
-    "does not exist",
-    "no pg_hba.conf entry",
+    "certificate verify failed",
+    "does not exist",  # a role, a database, a file with a certificate
+    "invalid dsn",
+    "is not permitted to log in",
     "no password supplied",
+    "no pg_hba.conf entry",
+    "no such database",
+    "not currently accepting connections",  # the database, and not a server that is starting
+    "permission denied for database",
+    "SSL was required",
+    "unsupported startup parameter",
 )
 
-_engines: dict[tuple[int, Catalog], Engine] = {}
+_connections: dict[tuple[int, Catalog], Connections] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The metastore as transactions reach it: where it is, and how long to keep trying.
 
-    A plain value that is sent to tasks and processes. Each process opens connections of its own,
-    on first use; those of a parent are never used in a forked child. No statement runs longer
+    A plain value that is sent to tasks and processes. Each process opens connections of its own
+    when it needs one, and closes them some seconds after their last use; those of a parent are
+    never used in a forked child. No statement runs longer
     than `timeout_ms`.
     """
 
@@ -68,7 +79,8 @@ class Catalog:
 
         Raises:
             MetastoreError: Postgres did not do it within `timeout_ms` of the first failure.
-            BadInputError: Postgres refuses this user or database; waiting would not help.
+            BadInputError: Postgres refuses this user, database or parameter, or the user lacks a
+                right; waiting would not help.
             RefusedError: a guard of the metastore refused the change.
             sqlalchemy.exc.SQLAlchemyError: any other error, untouched.
         """
@@ -95,23 +107,14 @@ class Catalog:
         """Returns one READ COMMITTED transaction, tried once; it is committed at the end."""
         # With the process id: a socket shared with a forked child would mix two conversations.
         key = (os.getpid(), self)
-        engine = _engines.get(key)
-        if engine is None:
-            engine = _engines.setdefault(key, self._new_engine())
-        return engine.begin()
-
-    def _new_engine(self) -> Engine:
-        url = make_url(self.url)
-        # No pool_pre_ping, which costs every transaction a round trip: a dead connection shows
-        # itself in the first statement, and `run` runs the transaction again.
-        return create_engine(
-            driver_url(url),
-            isolation_level="READ COMMITTED",
-            pool_size=1,  # a task needs one, and max_connections is shared by all executors
-            max_overflow=3,
-            use_native_hstore=False,
-            connect_args=connect_args(url, self.timeout_ms),
-        )
+        connections = _connections.get(key)
+        if connections is None:
+            # No pool_pre_ping, which costs every transaction a round trip: a dead connection shows
+            # itself in the first statement, and `run` runs the transaction again. One is enough
+            # for a task, and max_connections is shared by all executors.
+            engine = new_engine(make_url(self.url), self.timeout_ms, pool_size=1, max_overflow=3)
+            connections = _connections.setdefault(key, Connections(engine))
+        return connections.begin()
 
     def _gave_up(self, error: DBAPIError, what: str) -> MetastoreError:
         return MetastoreError(
@@ -140,8 +143,8 @@ def find_catalog(metastore: str | None = None, *, timeout_ms: int = 60_000) -> C
 def dispose_engines() -> None:
     """Closes every idle connection that this process holds to any metastore."""
     # Not the parent's: a forked child must not close its sockets.
-    for key in [key for key in _engines if key[0] == os.getpid()]:
-        _engines.pop(key).dispose()
+    for key in [key for key in _connections if key[0] == os.getpid()]:
+        _connections.pop(key).close()
 
 
 def _warn_of_retry(what: str, error: DBAPIError, *, failed_for_ms: float) -> None:
@@ -155,42 +158,15 @@ def _warn_of_retry(what: str, error: DBAPIError, *, failed_for_ms: float) -> Non
     _log.warning("%s: trying again after: %s", what, reason, extra=facts)
 
 
-def driver_url(url: URL) -> URL:
-    """Returns the URL with the driver that Cairn uses."""
-    return url.set(drivername=_DRIVER)
-
-
-def connect_args(url: URL, timeout_ms: int) -> dict[str, Any]:
-    """Returns the libpq parameters of a connection; the URL's own `options` stay in force."""
-    given = url.query.get("options", ())
-    options = [given] if isinstance(given, str) else list(given)
-    options += [
-        "-c search_path=public",  # all names are qualified; a role's own path may hide tables
-        # Times in views and in text are the same for every reader.
-        "-c timezone=UTC",
-        f"-c statement_timeout={timeout_ms}",
-        f"-c lock_timeout={min(_LOCK_TIMEOUT_MS, timeout_ms)}",
-    ]
-    return {
-        "application_name": "cairn",
-        "connect_timeout": max(2, min(10, timeout_ms // 1000)),  # libpq takes 1 s for 2 s
-        "options": " ".join(options),
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": timeout_ms,  # keepalives do not run while sent bytes are unanswered
-    }
-
-
 def _raise_unless_transient(error: DBAPIError, url: str, what: str) -> None:
     code = getattr(error.orig, "pgcode", None)
+    if _is_hopeless(code, str(error.orig)):
+        raise BadInputError(
+            f"{what}: Postgres at {masked(url)} refuses: {str(error.orig).strip()}. "
+            "Check user, password, database name and parameters in the metastore's URL, and the "
+            "user's rights"
+        ) from error
     if code is None:
-        reason = str(error.orig)
-        if any(text in reason for text in _HOPELESS):
-            raise BadInputError(
-                f"{what}: Postgres at {masked(url)} refuses the connection: {reason.strip()}. "
-                "Check user, password and database name in the metastore's URL"
-            ) from error
         connecting = error.statement is None and isinstance(
             error, OperationalError | InterfaceError
         )
@@ -201,6 +177,12 @@ def _raise_unless_transient(error: DBAPIError, url: str, what: str) -> None:
         raise RefusedError(guard_message(error)) from error
     if not (code.startswith("08") or code in _TRANSIENT):
         raise error
+
+
+def _is_hopeless(code: str | None, reason: str) -> bool:
+    if code is not None:
+        return code.startswith(_HOPELESS)
+    return any(text in reason for text in _HOPELESS_TEXTS)
 
 
 def guard_message(error: DBAPIError) -> str:

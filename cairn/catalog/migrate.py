@@ -14,11 +14,12 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 from alembic.script import Script, ScriptDirectory
 from psycopg2.errors import InsufficientPrivilege, LockNotAvailable
-from sqlalchemy import Connection, NullPool, create_engine, func, make_url, select
+from sqlalchemy import Connection, NullPool, func, make_url, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
-from cairn.catalog.catalog import Catalog, connect_args, driver_url, guard_message
+from cairn.catalog.catalog import Catalog, guard_message
+from cairn.catalog.connections import new_engine
 from cairn.catalog.embedded import masked
 from cairn.errors import BadInputError, MetastoreError, RefusedError
 from metastore.definitions import install_definitions
@@ -51,7 +52,7 @@ def migrate(catalog: Catalog) -> list[str]:
 
     # A newer Cairn's schema is left alone: Alembic would take it for broken.
     _refuse_unknown(current_revision(catalog), catalog)
-    with _alone(catalog.url) as connection, connection.begin():
+    with _alone(catalog.url) as connection:
         config = alembic_config()
         config.attributes["connection"] = connection
         config.attributes["on_version_apply"] = note
@@ -120,15 +121,13 @@ def alembic_config() -> Config:
 
 @contextmanager
 def _alone(url: str) -> Iterator[Connection]:
-    """Yields a connection of its own that holds the migration lock; the schema exists."""
-    parsed = make_url(url)
-    arguments = connect_args(parsed, _STATEMENT_MS)
-    engine = create_engine(driver_url(parsed), poolclass=NullPool, connect_args=arguments)
-    with engine.connect() as connection, _errors_explained(url):
+    """Yields a transaction of its own that holds the migration lock; in it, the schema exists."""
+    engine = new_engine(make_url(url), _STATEMENT_MS, poolclass=NullPool)
+    with _errors_explained(url), engine.begin() as connection:
         _set_lock_timeout(connection, _WAIT_FOR_OTHERS_MS)
         began_s = time.monotonic()
         # An advisory lock: before the first migration there is no table to lock.
-        connection.execute(select(func.pg_advisory_lock(_ADVISORY_LOCK)))
+        connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
         if (waited_s := time.monotonic() - began_s) > _LONG_WAIT_S:
             facts = {"waited_s": waited_s}
             _log.warning("waited %.1f s for another migration", waited_s, extra=facts)
@@ -136,12 +135,11 @@ def _alone(url: str) -> Iterator[Connection]:
         _set_lock_timeout(connection, _TABLE_LOCK_MS)
         if connection.scalar(select(func.to_regnamespace(SCHEMA))) is None:
             connection.execute(CreateSchema(SCHEMA))
-        connection.commit()
         yield connection
 
 
 def _set_lock_timeout(connection: Connection, timeout_ms: int) -> None:
-    connection.execute(select(func.set_config("lock_timeout", str(timeout_ms), False)))
+    connection.execute(select(func.set_config("lock_timeout", str(timeout_ms), True)))
 
 
 @contextmanager

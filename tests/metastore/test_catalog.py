@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from cairn.errors import BadInputError, MetastoreError
+from tests.metastore.wire import refusing
 
 FORKING = """
 import os, sys
@@ -136,6 +138,58 @@ def test_database_that_does_not_exist_is_not_waited_for(metastore_url: str) -> N
     with pytest.raises(BadInputError, match=r'database "nowhere" does not exist.*Check user'):
         Catalog(wrong).run("testing", lambda c: None)
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'password authentication failed for user "somebody"',
+        'role "somebody" does not exist',
+        'role "somebody" is not permitted to log in',
+        'no pg_hba.conf entry for host "10.0.0.1", user "somebody", database "cairn"',
+        'permission denied for database "cairn"',
+        'database "cairn" is not currently accepting connections',
+        "no such database: cairn",
+        "unsupported startup parameter: options",
+    ],
+)
+def test_a_refusal_that_waiting_does_not_help_is_told_at_once(message: str) -> None:
+    with refusing(message) as server:
+        with pytest.raises(BadInputError, match=f"testing: .*{re.escape(message)}.*Check user"):
+            Catalog(server.url).run("testing", lambda c: None)
+        assert server.attempts == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "sorry, too many clients already",
+        "no more connections allowed (max_client_conn)",
+        "the database system is starting up",
+    ],
+)
+def test_a_refusal_that_may_pass_is_tried_again(message: str) -> None:
+    with refusing(message) as server:
+        with pytest.raises(MetastoreError, match=r"for 0\.2 s; last"):
+            Catalog(server.url, timeout_ms=200).run("testing", lambda c: None)
+        assert server.attempts > 1
+
+
+def test_a_parameter_that_is_not_libpqs_is_told_at_once() -> None:
+    with pytest.raises(BadInputError, match=r'invalid connection option "hots".*parameters'):
+        Catalog("postgresql://u@/d?hots=a").run("testing", lambda c: None)
+
+
+def test_a_right_that_the_user_lacks_is_told_at_once(metastore_url: str) -> None:
+    def work(connection: Connection) -> None:
+        runs.append(1)
+        connection.execute(text("SET LOCAL ROLE cairn_reader"))
+        connection.execute(text("DELETE FROM cairn.jobs"))
+
+    runs: list[int] = []
+    with pytest.raises(BadInputError, match=r"permission denied for table jobs.*the user's rights"):
+        Catalog(metastore_url).run("testing", work)
+    assert len(runs) == 1
 
 
 def test_other_errors_pass_untouched_and_are_not_retried(metastore_url: str) -> None:

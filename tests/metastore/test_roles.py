@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text
-from sqlalchemy.exc import ProgrammingError
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url
 from cairn.catalog.migrate import migrate, require_current
-from cairn.errors import RefusedError
+from cairn.errors import BadInputError, RefusedError
 from metastore.definitions import VIEWS
 from metastore.models import Base, PhysicalFile
 from tests.metastore.rows import Rows
@@ -90,7 +89,7 @@ def test_maintainer_reads_all_and_changes_only_states(rows: Rows, table: str) ->
 
 @pytest.mark.parametrize("table", TABLES)
 def test_reader_sees_no_table(rows: Rows, table: str) -> None:
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         rows.execute(text(f"SELECT * FROM cairn.{table}"), role="cairn_reader")  # noqa: S608
 
 
@@ -116,11 +115,11 @@ def test_writer_commits_a_checkpoint_and_the_counters_follow(metastore_url: str)
     replaced = rows.segment(file_id, 100)
     rows.segment(file_id, 50, status="DEAD")
     assert rows.counters(file_id) == (1, 100)
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         rows.execute(text("UPDATE cairn.physical_files SET live_bytes = 0"))
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         rows.execute(text("DELETE FROM cairn.segments"))
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         rows.execute(text("SELECT * FROM cairn.deletions"))
     assert replaced
 
@@ -145,7 +144,7 @@ def test_maintainer_releases_condemns_and_records_deletions(metastore_url: str) 
     rows.execute(text("UPDATE cairn.physical_files SET status = 'DELETED', deleted_at = now()"))
     [row] = rows.execute(select(PhysicalFile.status, PhysicalFile.live_segments))
     assert (row["status"], row["live_segments"]) == ("DELETED", 0)
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         rows.file()
 
 

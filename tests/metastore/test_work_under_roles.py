@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import make_url, text
-from sqlalchemy.exc import ProgrammingError
 
 from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.job.begin import begin_batch
@@ -16,6 +15,7 @@ from cairn.catalog.job.materializations import Materialized, record_end, record_
 from cairn.catalog.job.runs import register_run
 from cairn.catalog.savepoints.pins import remove_pins
 from cairn.cli import main
+from cairn.errors import BadInputError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.write_manifest import pin
 from cairn.state.handle import StateDeclaration
@@ -168,13 +168,13 @@ def test_reader_sees_the_views_and_the_lists_and_no_table(
     ):
         assert main([*command, "--metastore", url, "--json"]) == 0
         assert written.name in capsys.readouterr().out
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         execute(url, "SELECT * FROM cairn.segments")
 
 
 def test_no_role_does_the_work_of_another(written: Steps, logins: dict[str, str]) -> None:
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         cleanup_job(written.catalog, written.name)
     intruder = Steps(logins["cairn_maintainer"], written.storage)
-    with pytest.raises(ProgrammingError, match="permission denied"):
+    with pytest.raises(BadInputError, match="permission denied"):
         intruder.register()

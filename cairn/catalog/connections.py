@@ -1,0 +1,154 @@
+"""Connections to Postgres that keep nothing from one transaction to the next, nor open for long.
+
+Settings are made with `SET LOCAL`, in the message that begins a transaction. So a pooler that gives
+each transaction another connection of the server (PgBouncer in transaction mode) changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection, cursor
+from sqlalchemy import URL, Connection, Engine, create_engine
+
+IDLE_S = 5.0
+"""How long a connection that nobody uses stays open."""
+
+_DRIVER = "postgresql+psycopg2"
+_LOCK_TIMEOUT_MS = 10_000
+
+
+def new_engine(url: URL, timeout_ms: int, **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
+    """Returns an engine of READ COMMITTED transactions; no statement runs beyond `timeout_ms`.
+
+    `pool` is what `create_engine` takes. Nothing is connected yet.
+    """
+    return create_engine(
+        url.set(drivername=_DRIVER),
+        use_native_hstore=False,
+        connect_args=_connect_args(url, timeout_ms),
+        **pool,
+    )
+
+
+class Connections:
+    """The connections of one process to one metastore: closed `IDLE_S` after their last use."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._in_use = 0
+        self._used_at = 0.0
+        self._is_watched = False
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """Yields a connection in a transaction, which is committed at the end."""
+        with self._lock:
+            self._in_use += 1
+        try:
+            with self._engine.begin() as opened:
+                yield opened
+        finally:
+            self._release()
+
+    def close(self) -> None:
+        """Closes the connections that are not in use."""
+        self._engine.dispose()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._in_use -= 1
+            self._used_at = time.monotonic()
+            if self._is_watched:
+                return
+            self._is_watched = True
+        # A thread: a worker that waits for Spark's next task does not run a line of ours.
+        threading.Thread(target=self._watch, name="cairn-idle", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Waits until nobody has used a connection for `IDLE_S`, then closes it and ends."""
+        left_s = IDLE_S
+        while left_s > 0:
+            time.sleep(left_s)
+            with self._lock:
+                idle_s = 0.0 if self._in_use else time.monotonic() - self._used_at
+                left_s = IDLE_S - idle_s
+                if left_s <= 0:
+                    # Under the lock: who begins now waits, and then connects anew.
+                    self._engine.dispose()
+                    self._is_watched = False
+
+
+def _connect_args(url: URL, timeout_ms: int) -> dict[str, Any]:
+    """Returns the parameters of a connection; the URL's own `options` stay in force."""
+    opening = (
+        "BEGIN ISOLATION LEVEL READ COMMITTED;"
+        # All names are qualified; a role's own path may hide tables.
+        "SET LOCAL search_path=public;"
+        # Times in views and in text are the same for every reader.
+        "SET LOCAL timezone='UTC';"
+        f"SET LOCAL statement_timeout={timeout_ms};"
+        f"SET LOCAL lock_timeout={min(_LOCK_TIMEOUT_MS, timeout_ms)};"
+    )
+    options = " ".join(url.normalized_query.get("options", ()))
+    return {
+        "connection_factory": partial(_Connection, opening=opening),
+        "application_name": "cairn",
+        "connect_timeout": max(2, min(10, timeout_ms // 1000)),  # libpq takes 1 s for 2 s
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": timeout_ms,  # keepalives do not run while sent bytes are unanswered
+        **({"options": options} if options else {}),
+    }
+
+
+class _Connection(connection):
+    """A connection that begins each transaction in the message of its first statement.
+
+    psycopg2 itself sends BEGIN alone, and waits for the answer.
+    """
+
+    def __init__(self, dsn: str, *, opening: str) -> None:
+        super().__init__(dsn)
+        self.autocommit = True  # to psycopg2: it begins and ends no transaction of its own
+        self.cursor_factory = _Cursor
+        self.opening = opening
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is open, as libpq knows from the server's last answer."""
+        return self.get_transaction_status() == TRANSACTION_STATUS_IDLE
+
+    def commit(self) -> None:
+        """Commits the open transaction, if there is one."""
+        self._end("COMMIT")
+
+    def rollback(self) -> None:
+        """Rolls the open transaction back, if there is one."""
+        self._end("ROLLBACK")
+
+    def _end(self, statement: str) -> None:
+        if not self.is_idle:
+            with self.cursor(cursor_factory=cursor) as plain:
+                plain.execute(statement)
+
+
+class _Cursor(cursor):
+    connection: _Connection
+
+    def execute(self, query: str, vars: Any = None) -> None:  # type: ignore[override] # noqa: ANN401
+        if self.connection.is_idle:
+            query = self.connection.opening + query
+        super().execute(query, vars)
+
+    def executemany(self, query: str, vars_list: Sequence[Mapping[str, Any]]) -> None:  # type: ignore[override]
+        if self.connection.is_idle:
+            super().execute(self.connection.opening)
+        super().executemany(query, vars_list)
