@@ -66,8 +66,11 @@ def _migrate(load: Load) -> Figures:
 def _contention(load: Load) -> Figures:
     executors = int(load.facts["executors"])
     job = load.register(f"contention-{executors}", load.sizes.parallelism)
-    point = f"{executors} executor{'s' if executors > 1 else ''}"
-    return {point: contention(load.calls, load.server, job, executors, load.sizes)}
+    return {_named(executors): contention(load.calls, load.server, job, executors, load.sizes)}
+
+
+def _named(executors: int) -> str:
+    return f"{executors} executor{'s' if executors > 1 else ''}"
 
 
 def _many_jobs(load: Load) -> Figures:
@@ -145,7 +148,7 @@ def _growth(load: Load) -> Figures:
     before = load.server.sizes()
     _cycle(load, job, executors, first=2 * batches, batches=batches)
     grown = _grown(before, load.server.sizes(), batches)
-    return {f"P={parallelism}, {executors} executors, cleaned up": grown}
+    return {f"P={parallelism}, {_named(executors)}, cleaned up": grown}
 
 
 def _cycle(load: Load, job: JobRef, executors: int, *, first: int, batches: int) -> None:
