@@ -11,10 +11,10 @@ by listing the storage after every batch.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ from benchmarks.workloads import Workload
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import resolve_url
 from cairn.errors import CairnError
+from cairn.locks import is_free
 from cairn.maintenance.cleanup import cleanup_job
 from metastore.enums import FileStatus
 from metastore.models import PhysicalFile
@@ -185,9 +186,9 @@ def _job(name: str, options: Mapping[str, object], directory: Path, metastore: s
 
 
 def _await_materialization(local_directory: Path) -> None:
-    for file in local_directory.glob("*/tm/*/materialize-*.lock"):
-        with file.open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    for lock in local_directory.glob("*/tm/*/materializing.lock"):
+        while list(lock.parent.glob("orders/*")) and not is_free(lock):
+            time.sleep(0.05)
 
 
 def _words(rows: DataFrame) -> DataFrame:

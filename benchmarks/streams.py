@@ -97,7 +97,7 @@ class Stream:
             query = writer.foreachBatch(lambda df, _: tables.append(df.toArrow())).start()
         else:
             query = writer.format("noop").start()
-        watch = MaterializationWatch()
+        watch = MaterializationWatch(self._directory / "local")
         try:
             with watch:
                 query.awaitTermination()

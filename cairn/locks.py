@@ -60,6 +60,20 @@ def try_lock(file: Path, held: ExitStack) -> int | None:
     return None
 
 
+def release(descriptor: int) -> None:
+    """Unlocks what `try_lock` has locked, and leaves it open."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def retake(descriptor: int) -> bool:
+    """Locks again what was released; False if another has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def is_free(file: Path) -> bool:
     """Tells whether nobody has a file locked. A missing one is free."""
     try:

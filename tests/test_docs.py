@@ -210,7 +210,7 @@ def test_a_decision_has_its_number_its_status_and_its_four_sections(file: Path) 
     assert lines[0].startswith(f"# {file.stem[:4]}: ")
     status = re.fullmatch(
         r"Status: (?:Accepted|Superseded by \d{4}"
-        r"|Accepted, superseded in part by \d{4}(?: and \d{4})?)",
+        r"|Accepted, superseded in part by \d{4}(?:, \d{4})*(?: and \d{4})?)",
         lines[2],
     )
     assert status, lines[2]

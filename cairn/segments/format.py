@@ -48,10 +48,10 @@ def segment_metadata(
     }
 
 
-def encode(changes: Changes, *, metadata: Mapping[str, str]) -> bytes:
+def encode(changes: Changes, *, metadata: Mapping[str, str], use_threads: bool = True) -> bytes:
     """Returns a segment of changes in the order given, which has to be by key group.
 
-    `metadata` describes it, see `segment_metadata`.
+    `metadata` describes it, see `segment_metadata`. Without threads, only the calling one computes.
     """
     ops, keys, values = changes.ops, changes.keys, changes.values
     total_bytes, longest_bytes = changes.size_bytes, 0
@@ -72,7 +72,7 @@ def encode(changes: Changes, *, metadata: Mapping[str, str]) -> bytes:
         },
     )
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=use_threads)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
         for rows in _record_batches(keys, values, total_bytes):
             columns = [
@@ -96,17 +96,18 @@ def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[Cha
 
 
 def record_batches(
-    data: bytes, key_groups: KeyGroupRange | None = None
+    data: bytes, key_groups: KeyGroupRange | None = None, *, use_threads: bool = True
 ) -> Iterator[pa.RecordBatch]:
     """Yields what `decode` does before it is made Python's: without the interpreter's lock.
 
-    No batch is empty.
+    No batch is empty. Without threads, only the calling one decompresses.
 
     Raises:
         CorruptSegmentError: see `decode`.
     """
     try:
-        reader = pa.ipc.open_file(pa.BufferReader(data))
+        options = pa.ipc.IpcReadOptions(use_threads=use_threads)
+        reader = pa.ipc.open_file(pa.BufferReader(data), options=options)
         _check_schema(reader.schema)
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)

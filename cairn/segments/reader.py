@@ -42,7 +42,7 @@ def read_segment(
         StorageError: the object is missing or cannot be read.
     """
     data = read_bytes(store, handle, job=job)
-    return map(changes_of, _decode(data, handle, job, key_groups))
+    return map(changes_of, _decode(data, handle, job, key_groups, use_threads=True))
 
 
 def read_segments(
@@ -51,17 +51,18 @@ def read_segments(
     *,
     job: str,
     key_groups: KeyGroupRange | None = None,
+    use_threads: bool = True,
 ) -> Iterator[tuple[SegmentHandle, Changes]]:
     """Yields the changes of segments in the order given, as `read_segment` does, batch by batch.
 
     Every segment has at least one batch, which is empty if it has no changes. While one batch is
     worked on, the next is decompressed, and the segments after it are read and checked, in threads
     that do not hold the interpreter's lock. So a restore waits for the store once and not for each
-    segment.
+    segment. These threads end with the call; `use_threads` lets those of Arrow's pool decompress.
     """
     # One decoder: it is always one batch ahead, and batches stay in order.
     with ThreadPoolExecutor(READ_AHEAD) as readers, ThreadPoolExecutor(1) as decoder:
-        batches = _batches(readers, store, handles, job, key_groups)
+        batches = _batches(readers, store, handles, job, key_groups, use_threads=use_threads)
         upcoming = decoder.submit(next, batches, None)
         while (found := upcoming.result()) is not None:
             upcoming = decoder.submit(next, batches, None)
@@ -75,6 +76,8 @@ def _batches(
     handles: Sequence[SegmentHandle],
     job: str,
     key_groups: KeyGroupRange | None,
+    *,
+    use_threads: bool,
 ) -> Iterator[tuple[SegmentHandle, pa.RecordBatch | None]]:
     """Yields None for a segment without changes."""
     waiting = deque(handles)
@@ -90,7 +93,7 @@ def _batches(
             waiting.popleft()
         handle, reading = ahead.popleft()
         batch = None
-        for batch in _decode(reading.result(), handle, job, key_groups):
+        for batch in _decode(reading.result(), handle, job, key_groups, use_threads=use_threads):
             yield handle, batch
         # A base without entries still clears its key groups.
         if batch is None:
@@ -119,10 +122,15 @@ def read_bytes(store: ObjectStore, handle: SegmentHandle, *, job: str) -> bytes:
 
 
 def _decode(
-    data: bytes, handle: SegmentHandle, job: str, key_groups: KeyGroupRange | None
+    data: bytes,
+    handle: SegmentHandle,
+    job: str,
+    key_groups: KeyGroupRange | None,
+    *,
+    use_threads: bool,
 ) -> Iterator[pa.RecordBatch]:
     try:
-        yield from record_batches(data, key_groups)
+        yield from record_batches(data, key_groups, use_threads=use_threads)
     except CorruptSegmentError as error:
         raise corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error
 

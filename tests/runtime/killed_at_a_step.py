@@ -14,18 +14,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from sqlalchemy import Connection, Engine, Pool, event
 
 from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.order import Order, carry_out
+from cairn.runtime.materialization.order import placed
+from cairn.runtime.materialization.serve import take
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
 from cairn.savepoints.write_manifest import pin
 from cairn.storage import open_store
@@ -87,16 +88,21 @@ def watch_transactions(steps: Steps) -> None:
 
 
 def watch_files(steps: Steps, storage: str, local: str) -> None:
-    """Makes each change in the storage's directory a step, and each rename in the local one."""
+    """Makes each change in the storage's directory a step, in the local one renames and orders."""
 
     def is_in(root: str, path: object) -> bool:
         return isinstance(path, str | os.PathLike) and os.fspath(path).startswith(f"{root}/")
+
+    def is_order(path: str | os.PathLike[str]) -> bool:
+        return Path(path).parent.name == "orders"
 
     def look(name: str, given: tuple[Any, ...]) -> None:
         if name == "open" and is_in(storage, given[0]) and given[2] & _WRITING:
             steps.before("before a file in the storage is opened")
         elif name in _CHANGES and is_in(storage, given[_CHANGES[name]]):
             steps.before(f"before {name[3:]} in the storage")
+        elif name == "os.remove" and is_in(local, given[0]) and is_order(given[0]):
+            steps.before("before an order is removed")
         elif name == "os.rename" and is_in(local, given[1]):
             steps.before(f"before rename into {Path(given[1]).parent.name}")
 
@@ -150,9 +156,11 @@ def commit_a_batch(facts: dict[str, Any], batch_id: int, task_attempt: int) -> N
     run_together([Task(plan, EXECUTOR, batch_id, each, task_attempt, write) for each in subtasks])
 
 
-def materialize(order: bytes) -> None:
-    """Carries out the order of a materializing process."""
-    carry_out(msgspec.msgpack.decode(order, type=Order))
+def materialize(facts: dict[str, Any]) -> None:
+    """Does what the executor's materializing process does with the orders that are placed."""
+    manager = TaskManager(plan_of(facts), EXECUTOR)
+    for order in placed(manager):
+        take(manager, order, lambda _is_patient: nullcontext(iter))
 
 
 def savepoint(metastore_url: str, job: str) -> None:

@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from sqlalchemy import text
 
 from cairn.catalog.job.segments import segments_at
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.run_context import RunContext
-from cairn.runtime.materialization.order import Order
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.order import Order, is_placed, place
+from cairn.runtime.materialization.progress import Progress, progress_of
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.storage import open_store
@@ -212,27 +213,33 @@ def test_a_materialization_killed_at_any_step_is_done_by_the_next(
     state = BIG if kind is SegmentKind.KEYED_INCREMENT else {}
     query = make(state=state, materialized=[1])
 
-    def order() -> bytes:
-        batch = query.plan.batch(QUERY, query.batches - 1)
-        return msgspec.msgpack.encode(
-            Order(run=query.plan, executor_root=killed.EXECUTOR, batch=batch, subtask=0, now_ms=1)
-        )
+    def order() -> None:
+        manager, batch_id = TaskManager(query.plan, killed.EXECUTOR), query.batches - 1
+        batch = query.plan.batch(QUERY, batch_id)
+        place(manager, Order(batch=batch, subtask=0, now_ms=batch_id, ordered_s=batch_id))
 
     def start(number: int) -> str:
         query.batch()
-        return query.kill(number, killed.materialize, order())
+        order()
+        return query.kill(number, killed.materialize, facts_of(query.plan))
 
     def again() -> None:
-        killed.materialize(order())
+        manager = TaskManager(query.plan, killed.EXECUTOR)
+        assert is_placed(manager, 0), "what a dead process leaves is found"
+        killed.materialize(facts_of(query.plan))
+        assert not is_placed(manager, 0)
+        assert progress_of(manager, 0) == Progress(done_ms=query.batches - 1)
         checkpoint = query.batch()
         assert newest(query, checkpoint, kind) == checkpoint - 2, "of the state before the order's"
 
     for _ in range(3):
         query.batch()
     if query.state:
-        killed.materialize(order())
+        order()
+        killed.materialize(facts_of(query.plan))
     seen = kill_at_every_step(query, start, again)
     assert_seen(seen, storage, "materializations", "physical_files", "segments")
+    assert seen[-1] == "before an order is removed" or storage.startswith("s3:")
 
 
 def newest(query: Query, checkpoint_id: int, kind: SegmentKind) -> int:

@@ -13,7 +13,8 @@ import pytest
 from cairn.errors import StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.order import Order, carry_out
+from cairn.runtime.materialization.carry_out import carry_out
+from cairn.runtime.materialization.order import Order
 from cairn.storage.posix import PosixStore
 from tests.metastore.metric_values import histogram, metric
 from tests.runtime.commit.one_upload import FaultyStore, fails
@@ -45,15 +46,8 @@ def of(stream: Stream, name: str) -> dict[object, float]:
 
 def materialize(stream: Stream, subtask: int) -> None:
     batch = stream.plan.batch(QUERY, stream.batches - 1)
-    carry_out(
-        Order(
-            run=stream.plan,
-            executor_root="executor",
-            batch=batch,
-            subtask=subtask,
-            now_ms=10_000_000,
-        )
-    )
+    order = Order(batch=batch, subtask=subtask, now_ms=10_000_000, ordered_s=0)
+    carry_out(TaskManager(stream.plan, "executor"), order)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ list and a map per key, so the right state after any number of files is a plain 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -32,6 +31,7 @@ import cairn
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import range_of
+from cairn.locks import is_free
 from cairn.segments.snapshot import snapshot
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import (
@@ -299,19 +299,14 @@ def newest_state(url: str, job: str = "small") -> State:
 
 
 def await_materialization(settings: Settings) -> None:
-    """Returns when no process of the stream materializes any more.
+    """Returns when all orders that a process is there for are done.
 
     They wait for an idle core, which tests beside this one may not leave: now they need not.
     """
-    for file in Path(settings.local_dir).glob("*/tm/*/materialize-*.lock"):
-        with file.open() as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    _hurry(file)
-                    time.sleep(0.05)
+    for lock in Path(settings.local_dir).glob("*/tm/*/materializing.lock"):
+        while list(lock.parent.glob("orders/*")) and not is_free(lock):
+            _hurry(lock)
+            time.sleep(0.05)
 
 
 def _hurry(file: Path) -> None:

@@ -46,7 +46,7 @@ class TaskManager:
         self.job_directory = run.settings.local_directory / run.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
         try:
-            for name in (*_OF_BATCHES, "spool", "pool"):
+            for name in (*_OF_BATCHES, "spool", "pool", "orders"):
                 (self.directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(

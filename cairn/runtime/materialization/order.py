@@ -1,101 +1,81 @@
-"""The order to materialize a subtask, and how its process carries it out."""
+"""The orders to materialize subtasks: files in the executor's directory until they are done."""
 
 from __future__ import annotations
 
-import logging
-import time
-import uuid
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from sqlalchemy import Connection
+import msgspec
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.materializations import Materialized, record_end, record_start
-from cairn.errors import CairnError, FencedError, OutcomeUnknownError
-from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
-from cairn.runtime.executor.run_context import RunContext
-from cairn.runtime.executor.subtask_context import SubtaskContext
-from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.progress import Progress, progress_of, record_progress
-from cairn.runtime.materialization.write import Compute, materialize
-from cairn.storage import open_store
-from metastore.enums import SegmentKind
-
-_log = logging.getLogger(__name__)
+from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The order to a materializing process, on its standard input."""
+    """The order to materialize one subtask.
 
-    run: RunContext
-    executor_root: str
+    `now_ms` is the time of the batch that found it due, `ordered_s` that of this machine's
+    monotonic clock, which all of its processes share.
+    """
+
     batch: BatchRef
     subtask: int
     now_ms: int
+    ordered_s: float
 
 
-def carry_out(order: Order, compute: Compute = iter) -> None:
-    """Materializes a subtask and records the result, here and in the metastore."""
-    manager = TaskManager(order.run, order.executor_root)
-    began_s, about = time.monotonic(), {"job": order.run.job, "subtask": order.subtask}
-    before, after = progress_of(manager, order.subtask), Progress(done_ms=order.now_ms)
-    made, error, materialization_id = None, None, uuid.uuid4()
-    try:
-        _in_metastore(
-            order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
-        )
-        local = open_local(manager.subtask_directory(order.subtask))
-        with local.read() as reader:
-            weighed = reader.weight()
-            context = SubtaskContext(
-                manager=manager,
-                store=open_store(order.run.storage),
-                batch=order.batch,
-                subtask=order.subtask,
-            )
-            made = materialize(context, reader, compute=compute)
-        _weigh(local, weighed, made)
-        facts = {
-            "kind": made.kind if made else None,
-            "size_bytes": made.size_bytes if made else 0,
-            "seconds": round(time.monotonic() - began_s, 3),
-        }
-        _log.info("subtask materialized", extra=about | facts)
-    except FencedError as fenced:
-        # No failure: the newer run materializes.
-        _log.info("materialization stopped: %s", fenced, extra=about)
-        return
-    except CairnError as failed:
-        _log.warning("materialization failed: %s", failed, extra=about)
-        error = str(failed)
-        # What is not known to have been written is written again, to another file.
-        is_final = not failed.retryable and not isinstance(failed, OutcomeUnknownError)
-        after = Progress(
-            done_ms=before.done_ms, failures=before.failures, error=error, is_final=is_final
-        )
-    # First here: tasks count failures by this file, and the metastore may be what has failed.
-    record_progress(manager, order.subtask, after)
-    _in_metastore(order, lambda c: record_end(c, materialization_id, made, error))
+def place(manager: TaskManager, order: Order) -> None:
+    """Leaves an order for the executor's materializing process, instead of the subtask's last one.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    write_whole(_file(manager, order.subtask), msgspec.msgpack.encode(order))
 
 
-def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
-    """Records the bytes that a restore has to read, with those since the snapshot."""
-    with local.write() as writer:
-        position, now = writer.reader.position(), writer.reader.weight()
-        since_bytes = now.change_bytes - before.change_bytes
-        if position is None or since_bytes < 0:
-            return  # restored meanwhile, so it is known anew
-        weight = Weight(before.base_bytes, since_bytes)
-        if made is not None and made.kind is SegmentKind.KEYED_INCREMENT:
-            weight = Weight(before.base_bytes, made.size_bytes + since_bytes)
-        elif made is not None:
-            weight = Weight(made.size_bytes, since_bytes)
-        writer.move_to(position, weight)
+def is_placed(manager: TaskManager, subtask: int) -> bool:
+    """Tells whether a subtask's order waits or is being carried out."""
+    return _file(manager, subtask).exists()
 
 
-def _in_metastore(order: Order, work: Callable[[Connection], None]) -> None:
-    order.run.catalog.run(
-        f"record a materialization of subtask {order.subtask} of job {order.run.job}", work
-    )
+def is_any_placed(manager: TaskManager) -> bool:
+    """Tells whether an order is not done.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    return bool(_files(manager))
+
+
+def placed(manager: TaskManager) -> list[Order]:
+    """Returns the orders that are not done, the oldest first.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    with fenced_if_removed(_directory(manager)):
+        data = [file.read_bytes() for file in _files(manager)]
+    orders = [msgspec.msgpack.decode(one, type=Order) for one in data]
+    return sorted(orders, key=lambda order: order.ordered_s)
+
+
+def remove(manager: TaskManager, subtask: int) -> None:
+    """Removes an order that is done."""
+    _file(manager, subtask).unlink(missing_ok=True)
+
+
+def _file(manager: TaskManager, subtask: int) -> Path:
+    return _directory(manager) / str(subtask)
+
+
+def _files(manager: TaskManager) -> list[Path]:
+    directory = _directory(manager)
+    with fenced_if_removed(directory):
+        # The others are drafts.
+        return [directory / name for name in os.listdir(directory) if name.isdecimal()]
+
+
+def _directory(manager: TaskManager) -> Path:
+    return manager.directory / "orders"

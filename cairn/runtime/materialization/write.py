@@ -111,7 +111,9 @@ def materialize(
 
 def _increment(context: SubtaskContext, reader: LocalReader, replay: Replay) -> Iterator[Chunk]:
     store, job, key_groups = context.store, context.run.job, context.key_groups
-    segments = read_segments(store, replay.changes, job=job, key_groups=key_groups)
+    segments = read_segments(
+        store, replay.changes, job=job, key_groups=key_groups, use_threads=False
+    )
     touched = touched_by(changes for _, changes in segments)
     changes = (net_changes(reader, touched.get(group, ())) for group in _each(key_groups))
     yield from _chunked(key_groups, changes, CHUNK_BYTES)
@@ -154,7 +156,8 @@ def _encode(
 ) -> Encoded:
     job, subtask = context.run.job, context.subtask
     metadata = segment_format.segment_metadata(job, as_of_checkpoint, subtask, kind)
-    data = segment_format.encode(chunk.changes, metadata=metadata)
+    # Arrow's threads would keep the priority of the one that needed them first.
+    data = segment_format.encode(chunk.changes, metadata=metadata, use_threads=False)
     spec = SegmentSpec.of(
         data,
         kind=kind,

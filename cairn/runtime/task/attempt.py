@@ -19,7 +19,7 @@ from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.spool import Spool, SpooledSegment
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.schedule import start_if_due
+from cairn.runtime.materialization.schedule import order_if_due
 from cairn.runtime.processing.task_input import InputCounts
 from cairn.state.view import Overlay
 from cairn.storage.store import ObjectStore
@@ -91,7 +91,7 @@ class Attempt:
     def run_subtask(
         self, subtask: int, counts: InputCounts, work: Callable[[LocalReader, Changelog], Overlay]
     ) -> FinishedSubtask:
-        """Does one subtask: its parent's state, a materialization's start, the work, the spool.
+        """Does one subtask: its parent's state, a materialization's order, the work, the spool.
 
         `work` may append to the log what it takes from its overlay.
         """
@@ -99,7 +99,7 @@ class Attempt:
         # The changes are not applied here: local state has only what was confirmed.
         with parent_state(context, self.start) as reader:
             restore_ms = round((time.monotonic() - began) * 1000)
-            start_if_due(context, self.start.clock, reader.weight())
+            order_if_due(context, self.start.clock, reader.weight())
             log = self.open_log(subtask)
             overlay = work(reader, log)
         return self.spool(log, overlay, counts, restore_ms)

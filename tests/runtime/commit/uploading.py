@@ -75,8 +75,8 @@ def faulty(uploading: Uploading) -> FaultyStore:
     return uploading.store
 
 
-def until(reached: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 10
+def until(reached: Callable[[], bool], most_s: float = 10) -> None:
+    give_up = time.monotonic() + most_s
     while not reached():
         assert time.monotonic() < give_up, "it does not happen"
         time.sleep(0.002)

@@ -14,7 +14,8 @@ from cairn.catalog.job.segments import segments_at
 from cairn.runtime.executor.local_store import Weight, open_local
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.order import Order, carry_out
+from cairn.runtime.materialization.carry_out import carry_out
+from cairn.runtime.materialization.order import Order
 from cairn.runtime.materialization.schedule import LIGHT_BYTES, TIMES_AS_OFTEN, interval_ms
 from cairn.runtime.materialization.write import FULL_FROM_SHARE
 from cairn.settings import Settings
@@ -59,10 +60,9 @@ def run(plan: RunContext, batch_id: int) -> None:
 
 
 def materialize(plan: RunContext, batch_id: int) -> None:
-    """Does what the process does that a task starts, in this one."""
-    carry_out(
-        Order(run=plan, executor_root="one", batch=plan.batch(QUERY, batch_id), subtask=0, now_ms=1)
-    )
+    """Does here what the materializing process does."""
+    order = Order(batch=plan.batch(QUERY, batch_id), subtask=0, now_ms=1, ordered_s=0)
+    carry_out(TaskManager(plan, "one"), order)
 
 
 @pytest.fixture

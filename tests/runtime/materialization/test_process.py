@@ -19,8 +19,10 @@ import pytest
 from cairn.catalog.catalog import Catalog
 from cairn.errors import StorageError
 from cairn.runtime.executor.local_store import LocalReader, LocalStore
+from cairn.runtime.executor.task_manager import TaskManager
+from cairn.runtime.materialization.carry_out import carry_out
 from cairn.runtime.materialization.increment import net_changes
-from cairn.runtime.materialization.order import Order, carry_out
+from cairn.runtime.materialization.order import Order
 from cairn.runtime.materialization.process import computed_in
 from cairn.segments.format import encode
 from cairn.segments.reader import read_segments
@@ -55,16 +57,11 @@ def test_whoever_takes_a_lock_that_batches_may_wait_for_does_not_compute(
             Task(plan, "one", batch_id, 0, batch_id, write).run()
             if batch_id % 2:
                 threads.clear()
-                order = Order(
-                    run=plan,
-                    executor_root="one",
-                    batch=plan.batch(QUERY, batch_id),
-                    subtask=0,
-                    now_ms=batch_id,
-                )
+                batch = plan.batch(QUERY, batch_id)
+                order = Order(batch=batch, subtask=0, now_ms=batch_id, ordered_s=0)
                 sys.setprofile(note)
                 try:
-                    carry_out(order, partial(computed_in, thread))
+                    carry_out(TaskManager(plan, "one"), order, partial(computed_in, thread))
                 finally:
                     sys.setprofile(None)
                 assert threads == {"compute": {computing}, "lock": {threading.get_ident()}}
@@ -84,7 +81,7 @@ def test_an_error_of_the_computing_thread_is_the_materializations() -> None:
 
 
 def test_a_materializing_process_starts_without_spark() -> None:
-    program = "import sys, cairn.runtime.materialization.order; sys.exit('pyspark' in sys.modules)"
+    program = "import sys, cairn.runtime.materialization.serve; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
