@@ -47,7 +47,6 @@ _HOPELESS_TEXTS = (
     "no password supplied",
     "no pg_hba.conf entry",
     "no such database",
-    "not currently accepting connections",  # the database, and not a server that is starting
     "permission denied for database",
     "SSL was required",
     "unsupported startup parameter",
