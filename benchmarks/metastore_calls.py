@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
-from benchmarks.metastore_fill_before import fill
+from benchmarks.metastore_fill import fill
 from benchmarks.metastore_shape import (
     MAX_PARALLELISM,
     QUERY_ID,
@@ -21,9 +21,10 @@ from benchmarks.metastore_shape import (
 )
 from cairn.batch_ref import BatchRef
 from cairn.catalog.catalog import Catalog, dispose_engines
-from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.materializations import install
 from cairn.catalog.job.runs import Registration, register_run
 from cairn.catalog.job.upload_stats import UploadStats
@@ -68,9 +69,12 @@ class CatalogCalls:
         return JobRef(name, run.job_id, run.epoch, parallelism)
 
     def begin(self, batch: Batch, subtasks: Sequence[int]) -> int:
-        """Begins a batch for all subtasks: this version knows no others."""
+        """Begins a batch for the subtasks of one executor."""
         ref = _ref(batch)
-        return self._catalog.run("beginning", lambda c: begin_batch(c, ref)).checkpoint_id
+        start = self._catalog.run(
+            "beginning", lambda c: begin_batch(c, ref, subtasks=list(subtasks))
+        )
+        return start.checkpoint_id
 
     def commit_group(
         self, batch: Batch, checkpoint_id: int, executor: int, subtasks: Sequence[int]
@@ -185,7 +189,6 @@ def _segment(job: JobRef, subtask: int, kind: SegmentKind, checkpoint_id: int) -
 
 def _stats(segments: int) -> UploadStats:
     return UploadStats(
-        commit_id=str(uuid4()),
         segments=segments,
         size_bytes=segments * SEGMENT_BYTES,
         requests=1,

@@ -18,7 +18,8 @@ from cairn.state.entries import split
 from cairn.storage import open_store
 from demo.usage import Usage, usage
 from metastore.enums import CheckpointStatus
-from metastore.models import Checkpoint, Job, PhysicalFile, Segment, StateVariable, SubtaskAck
+from metastore.group_commits import Segment, SubtaskAck
+from metastore.models import Checkpoint, Job, PhysicalFile, StateVariable
 
 NATIVE_FORMULA = (
     "2 x partitions x batches + 4: per partition and batch one changelog file and its checksum "

@@ -15,7 +15,8 @@ from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
 from demo.processes import end, kill
 from metastore.enums import CheckpointStatus, SegmentKind
-from metastore.models import Checkpoint, Job, Segment, SubtaskAck
+from metastore.group_commits import Segment, SubtaskAck
+from metastore.models import Checkpoint, Job
 
 T = TypeVar("T")
 

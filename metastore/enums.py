@@ -54,6 +54,16 @@ class SegmentStatus(StrEnum):
     DEAD = "DEAD"
 
 
+class CommitStatus(StrEnum):
+    """LIVE → DEAD or ABORTED."""
+
+    LIVE = "LIVE"
+    """Some retained or future checkpoint needs some of its segments."""
+    DEAD = "DEAD"
+    ABORTED = "ABORTED"
+    """A newer run took its batch again: its segments are part of no checkpoint."""
+
+
 class MaintenanceStatus(StrEnum):
     """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
 
@@ -98,9 +108,6 @@ class SegmentKind(StrEnum):
 
 KEYED = (SegmentKind.CHANGELOG, SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT)
 """The segments that a replay of keyed state reads; the others are never part of it."""
-
-OF_AN_ATTEMPT = (SegmentKind.CHANGELOG, SegmentKind.OPERATOR, SegmentKind.CHANNEL)
-"""Segments of one attempt at a batch; they die when another attempt or run replaces it."""
 
 
 class Scope(StrEnum):

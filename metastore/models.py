@@ -35,7 +35,8 @@ from metastore.enums import (
     SegmentStatus,
     StateKind,
 )
-from metastore.observations import Materialization, UploadStat, UploadTotal
+from metastore.group_commits import GroupCommit
+from metastore.observations import Materialization, UploadTotal
 
 __all__ = [
     "SCHEMA",
@@ -46,19 +47,18 @@ __all__ = [
     "Directory",
     "DirectoryStatus",
     "FileStatus",
+    "GroupCommit",
     "Job",
     "MaintenanceRun",
     "MaintenanceStatus",
     "Materialization",
     "PhysicalFile",
     "Pin",
+    "PlacedSegment",
     "Run",
-    "Segment",
     "SegmentStatus",
     "StateKind",
     "StateVariable",
-    "SubtaskAck",
-    "UploadStat",
     "UploadTotal",
 ]
 
@@ -258,20 +258,24 @@ class Directory(Base):
     deleted_at: Mapped[datetime | None]
 
 
-class Segment(Base):
-    """One row per segment. Part of checkpoint c iff first <= c and (released is null or c < it)."""
+class PlacedSegment(Base):
+    """One row per segment that no group commit made: bases, increments, manifests, adopted ones.
 
-    __tablename__ = "segments"
+    Part of checkpoint c iff first <= c and (released is null or c < it).
+    """
+
+    __tablename__ = "placed_segments"
     __table_args__ = (
         Index(
-            "ix_segments__live",
+            "ix_placed_segments__live",
             "job_id",
             "first_checkpoint",
             postgresql_where=text("status = 'LIVE'"),
         ),
         Index(None, "file_id"),
+        Index(None, "job_id", "first_checkpoint"),
         Index(
-            "uq_segments__sequence_number",
+            "uq_placed_segments__sequence_number",
             "job_id",
             "first_checkpoint",
             "subtask",
@@ -280,7 +284,7 @@ class Segment(Base):
             postgresql_where=text("kind = 'changelog' AND status = 'LIVE'"),
         ),
         Index(
-            "uq_segments__operator",
+            "uq_placed_segments__operator",
             "job_id",
             "first_checkpoint",
             "subtask",
@@ -320,32 +324,6 @@ class Segment(Base):
         enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
     )
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class SubtaskAck(Base):
-    """One row per checkpoint and subtask: the attempt whose changes count."""
-
-    __tablename__ = "subtask_acks"
-    __table_args__ = (
-        ForeignKeyConstraint(
-            ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
-        ),
-    )
-    job_id: Mapped[str] = mapped_column(primary_key=True)
-    checkpoint_id: Mapped[int] = mapped_column(primary_key=True)
-    subtask: Mapped[int] = mapped_column(primary_key=True)
-    attempt_id: Mapped[UUID]
-    task_attempt: Mapped[int]
-    """Spark's task attempt id: grows within an application, so the latest attempt is known."""
-    tm_id: Mapped[str]
-    input_rows: Mapped[int]
-    late_rows: Mapped[int] = mapped_column(server_default="0")
-    """Rows dropped because the watermark had passed them; part of `input_rows`."""
-    max_event_ms: Mapped[list[int | None]] = mapped_column(server_default="{}")
-    """Latest event time in the subtask's rows, by input."""
-    restore_ms: Mapped[int]
-    """How long the subtask took to bring its local state to the parent."""
-    acked_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class MaintenanceRun(Base):

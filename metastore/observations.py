@@ -37,41 +37,8 @@ class Materialization(Base):
     size_bytes: Mapped[int] = mapped_column(server_default="0")
 
 
-class UploadStat(Base):
-    """One row per group commit that uploaded something; `UploadStats` says what each is."""
-
-    __tablename__ = "upload_stats"
-    __table_args__ = (
-        ForeignKeyConstraint(
-            ["job_id", "checkpoint_id"],
-            ["cairn.checkpoints.job_id", "cairn.checkpoints.checkpoint_id"],
-        ),
-        Index(None, "job_id", "checkpoint_id"),
-    )
-    commit_id: Mapped[UUID] = mapped_column(primary_key=True)
-    job_id: Mapped[str]
-    checkpoint_id: Mapped[int]
-    tm_id: Mapped[str]
-    files: Mapped[int]
-    segments: Mapped[int]
-    size_bytes: Mapped[int]
-    requests: Mapped[int]
-    retries: Mapped[int]
-    hedges: Mapped[int]
-    hedge_wins: Mapped[int]
-    failed_attempts: Mapped[int]
-    winning_attempt: Mapped[int]
-    failed_uploads: Mapped[int]
-    queue_size: Mapped[int]
-    wait_ms: Mapped[int]
-    upload_ms: Mapped[int]
-    longest_request_ms: Mapped[int]
-    pool_wait_ms: Mapped[int] = mapped_column(server_default="0")
-    recorded_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
 class UploadTotal(Base):
-    """One row per run and task manager: sums of its upload stats, kept by a trigger on these."""
+    """One row per run and task manager: sums over its group commits, kept by a trigger on these."""
 
     __tablename__ = "upload_totals"
     __table_args__ = (

@@ -26,19 +26,20 @@ END $$;
 
 GRANT USAGE ON SCHEMA cairn TO cairn_writer, cairn_maintainer, cairn_reader;
 GRANT SELECT ON
-    cairn.alembic_version, cairn.v_changelog_storage, cairn.v_checkpoint_history,
-    cairn.v_directories, cairn.v_files, cairn.v_jobs, cairn.v_lost_uploads,
+    cairn.alembic_version, cairn.segments, cairn.subtask_acks, cairn.v_changelog_storage,
+    cairn.v_checkpoint_history, cairn.v_directories, cairn.v_files, cairn.v_jobs, cairn.v_lost_uploads,
     cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
     cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;
 
 GRANT SELECT, INSERT, UPDATE ON
-    cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.subtask_acks,
-    cairn.segments, cairn.materializations
+    cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.placed_segments,
+    cairn.materializations
     TO cairn_writer;
 GRANT SELECT, INSERT ON
-    cairn.physical_files, cairn.directories, cairn.pins, cairn.upload_stats
+    cairn.physical_files, cairn.directories, cairn.pins, cairn.group_commits
     TO cairn_writer;
+GRANT UPDATE (status, replaced_subtasks) ON cairn.group_commits TO cairn_writer;
 GRANT UPDATE (status, size_bytes, created_at, sealed_at, condemned_at)
     ON cairn.physical_files TO cairn_writer;
 GRANT UPDATE (status, epoch, claimed_at, unclaimed_at, deleted_at)
@@ -47,16 +48,13 @@ GRANT UPDATE (removed_at) ON cairn.pins TO cairn_writer;
 
 GRANT SELECT ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
-    cairn.subtask_acks, cairn.physical_files, cairn.directories, cairn.segments,
-    cairn.upload_stats, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
+    cairn.group_commits, cairn.physical_files, cairn.directories, cairn.placed_segments,
+    cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
     cairn.deletions
     TO cairn_maintainer;
--- SELECT ... FOR UPDATE, which maintenance needs on jobs, takes the right to update some column;
--- created_at is the one that means nothing.
-GRANT UPDATE (created_at) ON cairn.jobs TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
 GRANT UPDATE (status, deleted_at) ON cairn.directories TO cairn_maintainer;
-GRANT UPDATE (status, released_checkpoint) ON cairn.segments TO cairn_maintainer;
+GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
 GRANT INSERT, UPDATE ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from cairn.catalog.job.fencing import lock_job
 from cairn.errors import BadInputError
 from metastore.models import Job
 
@@ -23,10 +24,14 @@ def find_job(connection: Connection, name: str, *, locked: bool = False) -> Row[
         BadInputError: there is no such job; the message lists those there are.
     """
     query = select(Job.__table__).where(Job.name == name)
-    job = connection.execute(query.with_for_update() if locked else query).one_or_none()
+    job = connection.execute(query).one_or_none()
     if job is None:
         raise unknown_job(name, job_names(connection))
-    return job
+    if not locked:
+        return job
+    lock_job(connection, job.job_id, exclusive=True)
+    # Again: as it is now that nobody can change it.
+    return connection.execute(query).one()
 
 
 def unknown_job(name: str, known: Sequence[str]) -> BadInputError:

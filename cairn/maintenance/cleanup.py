@@ -114,6 +114,7 @@ def apply_stored(catalog: Catalog, job: JobFacts, run_id: UUID, plan: Subsumptio
             plan_sha256=plan.sha256,
             checkpoints=plan.subsumed_checkpoints,
             segments=plan.dead_segments,
+            commits=plan.dead_commits,
             files=[file.file_id for file in plan.condemned_files],
         ),
     )
@@ -134,7 +135,7 @@ def _forecast(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan
         job=snapshot.job.name,
         dry_run=True,
         subsumed_checkpoints=len(plan.subsumed_checkpoints),
-        dead_segments=len(plan.dead_segments),
+        dead_segments=len(plan.dead_segments) + plan.segments_in_commits,
         condemned_files=len(plan.condemned_files),
         deleted_files=len(plan.condemned_files) + waiting.files,
         freed_bytes=plan.freed_bytes + waiting.size_bytes,

@@ -6,13 +6,14 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
 from cairn.catalog.cleanup.snapshot import (
     CleanupSnapshot,
+    ReleasedCommit,
     ReleasedSegment,
     SealedFile,
     UnneededFile,
@@ -37,13 +38,21 @@ class SubsumptionPlan:
     retained_checkpoints: tuple[int, ...]
     subsumed_checkpoints: tuple[int, ...]
     dead_segments: tuple[UUID, ...]
+    """Placed ones. Those of group commits die with these."""
+    dead_commits: tuple[UUID, ...]
+    segments_in_commits: int
     condemned_files: tuple[UnneededFile, ...]
     freed_bytes: int
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.subsumed_checkpoints or self.dead_segments or self.condemned_files)
+        return not (
+            self.subsumed_checkpoints
+            or self.dead_segments
+            or self.dead_commits
+            or self.condemned_files
+        )
 
     @property
     def sha256(self) -> str:
@@ -62,9 +71,9 @@ def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:
     """Returns what can be deleted of a job.
 
     The newest `num_retained` confirmed checkpoints stay, all that are pinned, and all that are not
-    confirmed. A released segment dies when no retained checkpoint lies in its interval, and a
-    sealed file is condemned with its last live segment. Which other files nothing needs, the
-    snapshot says.
+    confirmed. A released segment or group commit dies when no retained checkpoint lies in its
+    interval, and a sealed file is condemned with its last live segment. Which other files
+    nothing needs, the snapshot says.
 
     Raises:
         RefusedError: the job retains fewer than `LEAST_RETAINED` checkpoints.
@@ -80,13 +89,20 @@ def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:
     # With all that are not confirmed: one of them may be aborted and started again (ADR 0009).
     retained = sorted({c.checkpoint_id for c in snapshot.checkpoints} - set(subsumed))
     dying = [segment for segment in snapshot.segments if not _is_needed(segment, retained)]
-    condemned = [*snapshot.unneeded_files, *_emptied(snapshot.sealed_files, dying)]
+    commits = [commit for commit in snapshot.commits if not _is_needed(commit, retained)]
+    deaths = Counter(segment.file_id for segment in dying)
+    for commit in commits:
+        if commit.file_id is not None:
+            deaths[commit.file_id] += commit.live_segments
+    condemned = [*snapshot.unneeded_files, *_emptied(snapshot.sealed_files, deaths)]
     return SubsumptionPlan(
         job=job.name,
         epoch=job.current_epoch,
         retained_checkpoints=tuple(retained),
         subsumed_checkpoints=tuple(subsumed),
         dead_segments=tuple(sorted(segment.segment_id for segment in dying)),
+        dead_commits=tuple(sorted(commit.commit_id for commit in commits)),
+        segments_in_commits=sum(commit.live_segments for commit in commits),
         condemned_files=tuple(sorted(condemned, key=lambda file: file.file_id)),
         freed_bytes=sum(file.size_bytes or 0 for file in condemned),
     )
@@ -103,20 +119,17 @@ def _subsumed(snapshot: CleanupSnapshot) -> list[int]:
     return [old for old in confirmed[: -snapshot.job.num_retained] if old not in pinned]
 
 
-def _is_needed(segment: ReleasedSegment, retained: Sequence[int]) -> bool:
+def _is_needed(segment: ReleasedSegment | ReleasedCommit, retained: Sequence[int]) -> bool:
     """Tells whether one of the retained checkpoints, in ascending order, holds the segment."""
     at = bisect_left(retained, segment.first_checkpoint)
     return at < len(retained) and retained[at] < segment.released_checkpoint
 
 
-def _emptied(
-    files: Iterable[SealedFile], dying: Iterable[ReleasedSegment]
-) -> Iterator[UnneededFile]:
+def _emptied(files: Iterable[SealedFile], deaths: Mapping[UUID, int]) -> Iterator[UnneededFile]:
     """Yields the files all of whose live segments die."""
     # By count: the snapshot has the released segments only, the file's row counts all live ones.
-    deaths = Counter(segment.file_id for segment in dying)
     for file in files:
-        if file.live_segments == deaths[file.file_id]:
+        if file.live_segments == deaths.get(file.file_id, 0):
             yield UnneededFile(
                 file_id=file.file_id,
                 path=file.path,

@@ -67,7 +67,7 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_identity('job_id, path, scope, subtask, parallelism, tm_id');
 
-CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.segments FOR EACH ROW
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.placed_segments FOR EACH ROW
 WHEN (
     (OLD.segment_id, OLD.job_id, OLD.file_id, OLD.kind, OLD.subtask, OLD.key_groups,
      OLD.offset_bytes, OLD.size_bytes, OLD.sha256, OLD.entries, OLD.first_checkpoint,
@@ -82,13 +82,18 @@ EXECUTE FUNCTION cairn.refuse_identity(
     'entries, first_checkpoint, as_of_checkpoint, sequence_number'
 );
 
-CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.subtask_acks FOR EACH ROW
+-- Of a group commit only the status changes, and which of its subtasks were replaced.
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.group_commits FOR EACH ROW
 WHEN (
-    (OLD.job_id, OLD.checkpoint_id, OLD.subtask)
+    to_jsonb(OLD) - 'status' - 'replaced_subtasks'
     IS DISTINCT FROM
-    (NEW.job_id, NEW.checkpoint_id, NEW.subtask)
+    to_jsonb(NEW) - 'status' - 'replaced_subtasks'
 )
-EXECUTE FUNCTION cairn.refuse_identity('job_id, checkpoint_id, subtask');
+EXECUTE FUNCTION cairn.refuse_identity('all but status and replaced_subtasks');
+
+CREATE OR REPLACE TRIGGER guard_replaced BEFORE UPDATE ON cairn.group_commits FOR EACH ROW
+WHEN (NOT OLD.replaced_subtasks <@ NEW.replaced_subtasks)
+EXECUTE FUNCTION cairn.refuse_identity('replaced_subtasks');
 
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.maintenance_runs FOR EACH ROW
 WHEN (
@@ -105,14 +110,6 @@ WHEN (
     (NEW.file_id, NEW.job_id, NEW.path)
 )
 EXECUTE FUNCTION cairn.refuse_identity('file_id, job_id, path');
-
--- Whole rows of upload_stats never change.
-CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.upload_stats FOR EACH ROW
-EXECUTE FUNCTION cairn.refuse_identity(
-    'commit_id, job_id, checkpoint_id, tm_id, files, segments, size_bytes, requests, retries, '
-    'hedges, hedge_wins, failed_attempts, winning_attempt, failed_uploads, queue_size, wait_ms, '
-    'upload_ms, longest_request_ms'
-);
 
 CREATE OR REPLACE TRIGGER guard_dropped BEFORE UPDATE ON cairn.state_variables FOR EACH ROW
 WHEN (OLD.dropped_at IS NOT NULL AND NEW.dropped_at IS DISTINCT FROM OLD.dropped_at)

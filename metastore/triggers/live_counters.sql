@@ -1,6 +1,6 @@
 -- Live counters of a file follow its segments; files.sql refuses all other changes of them.
 -- Files are updated in the order of their ids, so that two transactions do not deadlock.
-CREATE OR REPLACE FUNCTION cairn.count_new_segments() RETURNS trigger
+CREATE OR REPLACE FUNCTION cairn.count_placed_segments() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     file record;
@@ -34,10 +34,60 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER count_new AFTER INSERT ON cairn.segments
+CREATE OR REPLACE TRIGGER count_new AFTER INSERT ON cairn.placed_segments
 REFERENCING NEW TABLE AS new_rows
-FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_new_segments();
+FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_placed_segments();
 
-CREATE OR REPLACE TRIGGER count_dead AFTER UPDATE ON cairn.segments
+CREATE OR REPLACE TRIGGER count_dead AFTER UPDATE ON cairn.placed_segments
 REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_dead_segments();
+
+-- Of a group commit those count that no later attempt has replaced, until it dies whole.
+CREATE OR REPLACE FUNCTION cairn.count_committed_segments() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    file record;
+BEGIN
+    FOR file IN
+        SELECT c.file_id, count(*) AS segments, sum(s.size_bytes) AS bytes
+        FROM new_rows AS c
+        CROSS JOIN LATERAL unnest(c.sizes_bytes) AS s (size_bytes)
+        GROUP BY c.file_id ORDER BY c.file_id
+    LOOP
+        UPDATE cairn.physical_files
+        SET live_segments = live_segments + file.segments, live_bytes = live_bytes + file.bytes
+        WHERE file_id = file.file_id;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE FUNCTION cairn.count_lost_segments() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    file record;
+BEGIN
+    FOR file IN
+        SELECT before.file_id, count(*) AS segments, sum(s.size_bytes) AS bytes
+        FROM old_rows AS before
+        JOIN new_rows AS after USING (commit_id)
+        CROSS JOIN LATERAL unnest(before.segment_subtasks, before.sizes_bytes)
+            AS s (subtask, size_bytes)
+        WHERE before.status = 'LIVE'
+          AND s.subtask <> ALL (before.replaced_subtasks)
+          AND (after.status <> 'LIVE' OR s.subtask = ANY (after.replaced_subtasks))
+        GROUP BY before.file_id ORDER BY before.file_id
+    LOOP
+        UPDATE cairn.physical_files
+        SET live_segments = live_segments - file.segments, live_bytes = live_bytes - file.bytes
+        WHERE file_id = file.file_id;
+    END LOOP;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER count_new AFTER INSERT ON cairn.group_commits
+REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_committed_segments();
+
+CREATE OR REPLACE TRIGGER count_lost AFTER UPDATE ON cairn.group_commits
+REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_lost_segments();

@@ -42,15 +42,29 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_status();
 
-CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.segments FOR EACH ROW
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.placed_segments FOR EACH ROW
 WHEN (NEW.status <> 'LIVE')
 EXECUTE FUNCTION cairn.refuse_status();
 
-CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.segments FOR EACH ROW
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.placed_segments FOR EACH ROW
 WHEN (
     OLD.status <> NEW.status
     AND (OLD.status, NEW.status) NOT IN (
         ('LIVE', 'DEAD')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.group_commits FOR EACH ROW
+WHEN (NEW.status <> 'LIVE')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.group_commits FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('LIVE', 'DEAD'),
+        ('LIVE', 'ABORTED')
     )
 )
 EXECUTE FUNCTION cairn.refuse_status();

@@ -7,8 +7,8 @@ BEGIN
         winning_attempt, segments, pool_wait_ms
     )
     SELECT
-        NEW.job_id, epoch, NEW.tm_id, 1, NEW.requests, NEW.failed_uploads, NEW.size_bytes,
-        NEW.upload_ms, NEW.winning_attempt, NEW.segments, NEW.pool_wait_ms
+        NEW.job_id, epoch, NEW.tm_id, 1, NEW.requests, NEW.failed_uploads, NEW.uploaded_bytes,
+        NEW.upload_ms, NEW.winning_attempt, NEW.uploaded_segments, NEW.pool_wait_ms
     FROM cairn.checkpoints
     WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id)
     ON CONFLICT (job_id, epoch, tm_id) DO UPDATE SET
@@ -23,5 +23,6 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER total_uploads AFTER INSERT ON cairn.upload_stats FOR EACH ROW
+CREATE OR REPLACE TRIGGER total_uploads AFTER INSERT ON cairn.group_commits FOR EACH ROW
+WHEN (NEW.uploaded_files IS NOT NULL)
 EXECUTE FUNCTION cairn.total_uploads();

@@ -13,16 +13,16 @@ SELECT
     j.name AS job_name,
     u.checkpoint_id,
     u.tm_id,
-    u.recorded_at,
+    u.acked_at AS recorded_at,
     u.requests AS number_of_upload_requests,
     u.failed_uploads AS number_of_upload_failures,
-    u.size_bytes AS upload_sizes,
-    u.upload_ms * 1000000 AS upload_latencies_nanos,
+    u.uploaded_bytes AS upload_sizes,
+    CAST(u.upload_ms AS bigint) * 1000000 AS upload_latencies_nanos,
     u.winning_attempt AS attempts_per_upload,
     u.requests AS total_attempts_per_upload,
-    u.segments AS upload_batch_sizes,
+    u.uploaded_segments AS upload_batch_sizes,
     u.queue_size AS upload_queue_size,
-    u.files,
+    u.uploaded_files AS files,
     u.retries,
     u.hedges,
     u.hedge_wins,
@@ -30,8 +30,9 @@ SELECT
     u.wait_ms,
     u.longest_request_ms,
     u.pool_wait_ms
-FROM cairn.upload_stats AS u
-JOIN cairn.jobs AS j ON j.job_id = u.job_id;
+FROM cairn.group_commits AS u
+JOIN cairn.jobs AS j ON j.job_id = u.job_id
+WHERE u.uploaded_files IS NOT NULL;
 
 COMMENT ON VIEW cairn.v_changelog_storage IS
     'One row per group commit that uploaded something: the values of the ChangelogStorage metrics of '

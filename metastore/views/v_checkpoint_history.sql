@@ -44,16 +44,26 @@ CROSS JOIN LATERAL (
     WHERE subtask_acks.job_id = c.job_id
       AND subtask_acks.checkpoint_id = c.checkpoint_id
 ) AS a
-LEFT JOIN (
+CROSS JOIN LATERAL (
     SELECT
-        segments.job_id,
-        segments.first_checkpoint,
-        count(*) AS new_segments,
-        CAST(sum(segments.size_bytes) AS bigint) AS new_bytes,
-        count(DISTINCT segments.file_id) AS new_files
-    FROM cairn.segments
-    GROUP BY segments.job_id, segments.first_checkpoint
-) AS s ON s.job_id = c.job_id AND s.first_checkpoint = c.checkpoint_id;
+        CAST(sum(n.segments) AS bigint) AS new_segments,
+        CAST(sum(n.bytes) AS bigint) AS new_bytes,
+        count(DISTINCT n.file_id) AS new_files
+    FROM (
+        SELECT
+            g.file_id,
+            cardinality(g.segment_ids) AS segments,
+            (SELECT sum(one.size_bytes) FROM unnest(g.sizes_bytes) AS one (size_bytes)) AS bytes
+        FROM cairn.group_commits AS g
+        WHERE g.job_id = c.job_id
+          AND g.checkpoint_id = c.checkpoint_id
+        UNION ALL
+        SELECT p.file_id, 1, p.size_bytes
+        FROM cairn.placed_segments AS p
+        WHERE p.job_id = c.job_id
+          AND p.first_checkpoint = c.checkpoint_id
+    ) AS n
+) AS s;
 
 COMMENT ON VIEW cairn.v_checkpoint_history IS
     'One row per checkpoint: status, acks of parallelism, duration in ms, rows, the segments, bytes '

@@ -44,17 +44,24 @@ CROSS JOIN LATERAL (
     SELECT
         min(checkpoints.checkpoint_id) AS oldest_checkpoint,
         max(checkpoints.checkpoint_id) AS newest_checkpoint,
-        min(segments.first_checkpoint)
-            FILTER (WHERE segments.released_checkpoint IS NULL) AS future_checkpoint
-    FROM cairn.segments
+        min(s.first_checkpoint) FILTER (WHERE s.released_checkpoint IS NULL) AS future_checkpoint
+    FROM (
+        SELECT p.first_checkpoint, p.released_checkpoint
+        FROM cairn.placed_segments AS p
+        WHERE p.file_id = f.file_id
+          AND p.status = 'LIVE'
+        UNION ALL
+        SELECT c.checkpoint_id, cairn.released_at(c.job_id, c.key_groups, c.checkpoint_id)
+        FROM cairn.group_commits AS c
+        WHERE c.file_id = f.file_id
+          AND c.status = 'LIVE'
+    ) AS s
     LEFT JOIN cairn.checkpoints
-        ON checkpoints.job_id = segments.job_id
+        ON checkpoints.job_id = f.job_id
         AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
         AND cairn.is_part_of(
-            segments.first_checkpoint, segments.released_checkpoint, checkpoints.checkpoint_id
+            s.first_checkpoint, s.released_checkpoint, checkpoints.checkpoint_id
         )
-    WHERE segments.file_id = f.file_id
-      AND segments.status = 'LIVE'
 ) AS n;
 
 COMMENT ON VIEW cairn.v_files IS

@@ -26,20 +26,12 @@ SELECT
     max(m.finished_at) FILTER (WHERE m.error IS NULL) AS last_completed_at,
     (array_agg(m.error ORDER BY m.started_at DESC) FILTER (WHERE m.error IS NOT NULL))[1]
         AS last_error
-FROM cairn.materializations AS m
-JOIN cairn.jobs AS j ON j.job_id = m.job_id
-LEFT JOIN (
-    SELECT
-        segments.job_id,
-        segments.subtask,
-        count(*) AS segments,
-        sum(segments.size_bytes) AS bytes
-    FROM cairn.segments
-    WHERE segments.kind = 'changelog'
-      AND segments.status = 'LIVE'
-      AND segments.released_checkpoint IS NULL
-    GROUP BY segments.job_id, segments.subtask
-) AS s ON s.job_id = m.job_id AND s.subtask = m.subtask
+FROM cairn.jobs AS j
+JOIN cairn.materializations AS m ON m.job_id = j.job_id
+LEFT JOIN LATERAL (
+    SELECT u.subtask, u.segments, u.size_bytes AS bytes
+    FROM cairn.uncovered_changelog(j.job_id, NULL) AS u
+) AS s ON s.subtask = m.subtask
 GROUP BY m.job_id, j.name, m.subtask;
 
 COMMENT ON VIEW cairn.v_materialization IS

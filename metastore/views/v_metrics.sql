@@ -67,28 +67,29 @@ FROM cairn.jobs AS j
 JOIN cairn.upload_totals AS u ON u.job_id = j.job_id AND u.epoch = j.current_epoch
 LEFT JOIN LATERAL (
     SELECT
-        upload_stats.tm_id,
-        (array_agg(upload_stats.queue_size ORDER BY upload_stats.recorded_at DESC))[1]
+        g.tm_id,
+        (array_agg(g.queue_size ORDER BY g.acked_at DESC))[1]
             AS queue_size,
-        sum(upload_stats.wait_ms)
-            FILTER (WHERE upload_stats.recorded_at > now() - INTERVAL '1 minute')
+        sum(g.wait_ms)
+            FILTER (WHERE g.acked_at > now() - INTERVAL '1 minute')
             AS wait_ms_of_a_minute,
         percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
-            WITHIN GROUP (ORDER BY upload_stats.size_bytes) AS size_bytes_at,
+            WITHIN GROUP (ORDER BY g.uploaded_bytes) AS size_bytes_at,
         percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
-            WITHIN GROUP (ORDER BY upload_stats.upload_ms) AS upload_ms_at,
+            WITHIN GROUP (ORDER BY g.upload_ms) AS upload_ms_at,
         percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
-            WITHIN GROUP (ORDER BY upload_stats.winning_attempt) AS winning_attempt_at,
+            WITHIN GROUP (ORDER BY g.winning_attempt) AS winning_attempt_at,
         percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
-            WITHIN GROUP (ORDER BY upload_stats.requests) AS requests_at,
+            WITHIN GROUP (ORDER BY g.requests) AS requests_at,
         percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
-            WITHIN GROUP (ORDER BY upload_stats.segments) AS segments_at,
+            WITHIN GROUP (ORDER BY g.uploaded_segments) AS segments_at,
         percentile_cont(ARRAY[0.5, 0.75, 0.95, 0.98, 0.99, 0.999])
-            WITHIN GROUP (ORDER BY upload_stats.pool_wait_ms) AS pool_wait_ms_at
-    FROM cairn.upload_stats
-    WHERE upload_stats.job_id = j.job_id
-      AND upload_stats.checkpoint_id >= j.next_checkpoint_id - 1000
-    GROUP BY upload_stats.tm_id
+            WITHIN GROUP (ORDER BY g.pool_wait_ms) AS pool_wait_ms_at
+    FROM cairn.group_commits AS g
+    WHERE g.job_id = j.job_id
+      AND g.checkpoint_id >= j.next_checkpoint_id - 1000
+      AND g.uploaded_files IS NOT NULL
+    GROUP BY g.tm_id
 ) AS latest ON latest.tm_id = u.tm_id
 CROSS JOIN LATERAL (
     SELECT
@@ -191,24 +192,16 @@ CROSS JOIN LATERAL (
     SELECT
         c.subtask,
         sum(c.size_bytes) AS size_bytes,
-        sum(c.size_bytes) FILTER (WHERE c.is_new) AS new_bytes
+        sum(c.new_bytes) AS new_bytes
     FROM (
-        SELECT
-            segments.subtask,
-            segments.size_bytes,
-            segments.first_checkpoint = newest.checkpoint_id AS is_new
-        FROM cairn.segments
-        WHERE segments.job_id = j.job_id
-          AND segments.kind = 'changelog'
-          AND segments.status = 'LIVE'
-          AND cairn.is_part_of(
-            segments.first_checkpoint, segments.released_checkpoint, newest.checkpoint_id
-        )
+        SELECT u.subtask, u.size_bytes, u.new_bytes
+        FROM cairn.uncovered_changelog(j.job_id, newest.checkpoint_id) AS u
         UNION ALL
-        SELECT subtask_acks.subtask, 0, TRUE
-        FROM cairn.subtask_acks
-        WHERE subtask_acks.job_id = j.job_id
-          AND subtask_acks.checkpoint_id = newest.checkpoint_id
+        SELECT CAST(acked.subtask AS bigint), 0, 0
+        FROM cairn.group_commits AS g
+        CROSS JOIN LATERAL unnest(g.subtasks) AS acked (subtask)
+        WHERE g.job_id = j.job_id
+          AND g.checkpoint_id = newest.checkpoint_id
     ) AS c
     GROUP BY c.subtask
 ) AS s

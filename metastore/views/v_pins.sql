@@ -21,12 +21,12 @@ JOIN cairn.jobs AS j ON j.job_id = p.job_id
 JOIN cairn.checkpoints AS c ON c.job_id = p.job_id AND c.checkpoint_id = p.checkpoint_id
 LEFT JOIN LATERAL (
     SELECT physical_files.path
-    FROM cairn.segments
-    JOIN cairn.physical_files ON physical_files.file_id = segments.file_id
-    WHERE segments.job_id = p.job_id
-      AND segments.first_checkpoint = p.checkpoint_id
-      AND segments.kind = 'manifest'
-      AND segments.status = 'LIVE'
+    FROM cairn.placed_segments AS s
+    JOIN cairn.physical_files ON physical_files.file_id = s.file_id
+    WHERE s.job_id = p.job_id
+      AND s.first_checkpoint = p.checkpoint_id
+      AND s.kind = 'manifest'
+      AND s.status = 'LIVE'
     LIMIT 1
 ) AS m ON TRUE;
 

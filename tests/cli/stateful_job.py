@@ -11,9 +11,10 @@ from sqlalchemy import Connection
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.materializations import install
 from cairn.catalog.job.runs import Registration, register_run
 from cairn.handles import SegmentHandle, SegmentSpec

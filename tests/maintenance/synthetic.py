@@ -13,7 +13,7 @@ from cairn.catalog.catalog import Catalog
 from cairn.layout import new_job_id, shared_file, task_manager_file
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind
-from metastore.models import Base, Checkpoint, Job, PhysicalFile, Run, Segment
+from metastore.models import Base, Checkpoint, Job, PhysicalFile, PlacedSegment, Run
 
 SEGMENT_BYTES = 100
 SUBTASKS = 2
@@ -97,7 +97,7 @@ class SyntheticJob:
     ) -> None:
         for subtask in range(SUBTASKS):
             connection.execute(
-                insert(Segment).values(
+                insert(PlacedSegment).values(
                     segment_id=uuid4(),
                     job_id=self.job_id,
                     file_id=file_id,
@@ -165,8 +165,8 @@ class SyntheticJob:
         self.add_segments(connection, file_id, SegmentKind.KEYED_FULL, 4, 3)
         self.needed.add(path)
         connection.execute(
-            update(Segment)
-            .where(Segment.job_id == self.job_id, Segment.first_checkpoint < 4)
+            update(PlacedSegment)
+            .where(PlacedSegment.job_id == self.job_id, PlacedSegment.first_checkpoint < 4)
             .values(released_checkpoint=4)
         )
 

@@ -91,7 +91,7 @@ def test_checkpoints_stay_that_were_pinned_since_and_the_others_are_subsumed(
 def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None:
     stored = Stored.of(job)
     job.execute(
-        "UPDATE cairn.segments SET released_checkpoint = NULL"
+        "UPDATE cairn.placed_segments SET released_checkpoint = NULL"
         " WHERE job_id = :job AND first_checkpoint = 2"
     )
     assert stored.apply() == Applied(
@@ -102,7 +102,7 @@ def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None
 def test_segments_stay_that_serve_a_checkpoint_for_longer_now(job: SyntheticJob) -> None:
     stored = Stored.of(job)
     job.execute(
-        "UPDATE cairn.segments SET released_checkpoint = 5"
+        "UPDATE cairn.placed_segments SET released_checkpoint = 5"
         " WHERE job_id = :job AND first_checkpoint = 2"
     )
     assert stored.apply() == Applied(

@@ -341,7 +341,7 @@ def test_a_backlog_larger_than_one_plan_is_deleted_in_one_cleanup(job: Synthetic
         " WHERE job_id = :job AND path LIKE :job || '/shared/%' AND status = 'WRITING'"
     )
     job.execute(
-        "INSERT INTO cairn.segments (segment_id, job_id, file_id, kind, subtask, key_groups,"
+        "INSERT INTO cairn.placed_segments (segment_id, job_id, file_id, kind, subtask, key_groups,"
         " offset_bytes, size_bytes, sha256, entries, first_checkpoint, as_of_checkpoint,"
         " released_checkpoint) SELECT gen_random_uuid(), :job, md5(:job || n)::uuid,"
         " 'changelog', 0, '[0,64)', 0, 100, '', 1, n, n, n + 1 FROM generate_series(7, :last) n",

@@ -95,6 +95,7 @@ class ModelJob:
                 for s in self.segments
                 if s.live and s.released is not None
             ),
+            commits=(),
             sealed_files=tuple(
                 SealedFile(
                     file_id=f.file_id,

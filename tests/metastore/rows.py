@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,27 +10,28 @@ from sqlalchemy import ColumnElement, Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
 from cairn.catalog.catalog import Catalog
+from cairn.catalog.job.upload_stats import UploadStats, upload_facts
 from metastore.enums import FileStatus, Scope, SegmentKind
 from metastore.models import (
     Base,
     Checkpoint,
     Deletion,
     Directory,
+    GroupCommit,
     Job,
     MaintenanceRun,
     Materialization,
     PhysicalFile,
     Pin,
+    PlacedSegment,
     Run,
-    Segment,
-    SubtaskAck,
-    UploadStat,
 )
 
 PATHS = {
     "checkpoints": ["IN_PROGRESS", "COMPLETED", "CONFIRMED", "SUBSUMED"],
     "physical_files": ["WRITING", "SEALED", "CONDEMNED", "DELETED"],
-    "segments": ["LIVE", "DEAD"],
+    "placed_segments": ["LIVE", "DEAD"],
+    "group_commits": ["LIVE", "DEAD"],
     "directories": ["CLAIMED", "UNCLAIMED", "DELETED"],
     "maintenance_runs": ["PLANNED", "FAILED", "APPLIED"],
 }
@@ -99,15 +100,13 @@ class Rows:
 
     def ack(self, checkpoint_id: int, subtask: int, input_rows: int) -> None:
         self.execute(
-            insert(SubtaskAck).values(
-                job_id=self.job_id,
-                checkpoint_id=checkpoint_id,
-                subtask=subtask,
-                attempt_id=uuid4(),
-                task_attempt=1,
-                tm_id="tm",
-                input_rows=input_rows,
-                restore_ms=10 * subtask,
+            insert(GroupCommit).values(
+                **self.group_commit(checkpoint_id),
+                subtasks=[subtask],
+                attempt_ids=[uuid4()],
+                task_attempts=[1],
+                input_rows=[input_rows],
+                restore_ms=[10 * subtask],
             )
         )
 
@@ -166,17 +165,49 @@ class Rows:
 
     def upload(self, checkpoint_id: int, tm_id: str = "tm", **facts: Any) -> None:
         """Adds the stats of a group commit; every number that is not given is 1."""
-        own = {"commit_id", "job_id", "checkpoint_id", "tm_id", "recorded_at"}
-        numbers = {c.name: 1 for c in UploadStat.__table__.columns if c.name not in own}
+        numbers = {one.name: 1 for one in fields(UploadStats)}
+        stats = UploadStats(**{**numbers, **{k: facts[k] for k in facts if k in numbers}})
+        other = {name: fact for name, fact in facts.items() if name not in numbers}
+        columns = {**upload_facts([stats], 1), **other}
         self.execute(
-            insert(UploadStat).values(
-                commit_id=uuid4(),
-                job_id=self.job_id,
-                checkpoint_id=checkpoint_id,
-                tm_id=tm_id,
-                **{**numbers, **facts},
-            )
+            insert(GroupCommit).values(**self.group_commit(checkpoint_id, tm_id), **columns)
         )
+
+    def group_commit(self, checkpoint_id: int, tm_id: str = "tm") -> dict[str, Any]:
+        """Returns the columns of a group commit that says nothing yet."""
+        return {
+            "commit_id": uuid4(),
+            "job_id": self.job_id,
+            "checkpoint_id": checkpoint_id,
+            "tm_id": tm_id,
+            "parallelism": 2,
+            "max_parallelism": 8,
+        }
+
+    def packed(self, file_id: UUID, checkpoint_id: int, *subtasks: int) -> UUID:
+        """Makes a group commit with a segment of 100 bytes of each subtask; returns its id."""
+        columns = self.packed_columns(file_id, checkpoint_id, *subtasks)
+        self.execute(insert(GroupCommit).values(columns))
+        commit_id: UUID = columns["commit_id"]
+        return commit_id
+
+    def packed_columns(self, file_id: UUID, checkpoint_id: int, *subtasks: int) -> dict[str, Any]:
+        """Returns a group commit with a segment of 100 bytes of each subtask."""
+        ones = [1 for _ in subtasks]
+        return self.group_commit(checkpoint_id) | {
+            "file_id": file_id,
+            "subtasks": list(subtasks),
+            "attempt_ids": [uuid4() for _ in subtasks],
+            "task_attempts": ones,
+            "input_rows": ones,
+            "restore_ms": ones,
+            "segment_ids": [uuid4() for _ in subtasks],
+            "segment_subtasks": list(subtasks),
+            "offsets_bytes": [100 * number for number in range(len(subtasks))],
+            "sizes_bytes": [100 for _ in subtasks],
+            "sha256s": [b"\0" for _ in subtasks],
+            "entries": ones,
+        }
 
     def segment(
         self,
@@ -190,7 +221,7 @@ class Rows:
         segment_id = uuid4()
         self._segments += 1
         self.execute(
-            insert(Segment).values(
+            insert(PlacedSegment).values(
                 segment_id=segment_id,
                 job_id=self.job_id,
                 file_id=file_id,
@@ -207,7 +238,7 @@ class Rows:
                 sequence_number=self._segments,
             )
         )
-        self.walk(Segment, Segment.segment_id == segment_id, status)
+        self.walk(PlacedSegment, PlacedSegment.segment_id == segment_id, status)
         return segment_id
 
     def materialization(self, subtask: int = 0, **columns: Any) -> None:

@@ -12,9 +12,11 @@ from sqlalchemy import Connection, text
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.job.acks import Ack, acknowledge
-from cairn.catalog.job.begin import BatchStart, begin_batch
+from cairn.catalog.job.acks import acknowledge
+from cairn.catalog.job.batch_start import BatchStart
+from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.materializations import install
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.catalog.job.segments import segments_at
@@ -133,13 +135,18 @@ class Steps:
         )
 
     def ack_with_lists(
-        self, batch: BatchRef, checkpoint_id: int, subtask: int, task_attempt: int = 1
+        self,
+        batch: BatchRef,
+        checkpoint_id: int,
+        subtask: int,
+        task_attempt: int = 1,
+        *,
+        changed: bool = True,
     ) -> tuple[Ack, WrittenFile]:
         """Writes and acknowledges a changelog and operator lists of a subtask, in one file."""
-        segments = (
-            self.changelog(batch.epoch, checkpoint_id, subtask, 0),
-            self.lists(batch.epoch, checkpoint_id, subtask, SIZE_BYTES),
-        )
+        lists = self.lists(batch.epoch, checkpoint_id, subtask, SIZE_BYTES)
+        changelog = self.changelog(batch.epoch, checkpoint_id, subtask, 0)
+        segments = (changelog, lists) if changed else (lists,)
         ack = Ack(
             subtask=subtask,
             attempt_id=str(uuid4()),
@@ -265,10 +272,9 @@ class Steps:
             "jobs",
             "runs",
             "checkpoints",
-            "subtask_acks",
+            "group_commits",
             "physical_files",
-            "segments",
-            "upload_stats",
+            "placed_segments",
         )
         return {
             table: [

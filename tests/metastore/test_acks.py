@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import event
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import FencedError
 from metastore.enums import Scope
@@ -204,7 +205,6 @@ def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: St
     steps.begin(batch)
     acks, file = steps.group(batch, 1, [0, 1])
     one = UploadStats(
-        commit_id=str(uuid4()),
         segments=2,
         size_bytes=100,
         requests=2,
@@ -220,7 +220,6 @@ def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: St
         longest_request_ms=490,
     )
     two = UploadStats(
-        commit_id=str(uuid4()),
         segments=1,
         size_bytes=50,
         requests=3,
@@ -238,10 +237,11 @@ def test_the_stats_of_a_groups_uploads_are_recorded_once_with_its_acks(steps: St
     statements = count_statements(steps, batch, acks, file, [one, two])
     assert statements == count_statements(steps, batch, acks, file, [])
     columns = (
-        "files, segments, size_bytes, requests, retries, hedges, hedge_wins, failed_attempts,"
-        " winning_attempt, failed_uploads, queue_size, wait_ms, upload_ms, longest_request_ms"
+        "uploaded_files, uploaded_segments, uploaded_bytes, requests, retries, hedges, hedge_wins,"
+        " failed_attempts, winning_attempt, failed_uploads, queue_size, wait_ms, upload_ms,"
+        " longest_request_ms"
     )
-    assert steps.sql(f"SELECT {columns} FROM cairn.upload_stats WHERE job_id = :job") == [  # noqa: S608
+    assert steps.sql(f"SELECT {columns} FROM cairn.group_commits WHERE job_id = :job") == [  # noqa: S608
         (2, 3, 150, 5, 2, 1, 1, 2, 3, 1, 3, 30, 1200, 600)
     ]
     assert steps.statuses() == {1: "COMPLETED"}

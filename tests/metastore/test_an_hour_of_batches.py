@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.batch_start import Clock
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import install, replay_of
 from cairn.handles import SegmentHandle
@@ -40,7 +40,7 @@ _SEAL = """
     WHERE job_id = :job AND status = 'WRITING'
 """
 _SEGMENTS = """
-    INSERT INTO cairn.segments
+    INSERT INTO cairn.placed_segments
         (segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256,
          entries, first_checkpoint, as_of_checkpoint)
     SELECT gen_random_uuid(), job_id, file_id, 'changelog', subtask,

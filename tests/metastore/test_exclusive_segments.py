@@ -10,13 +10,14 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from cairn.catalog.cleanup.snapshot import read_snapshot
-from cairn.catalog.job.acks import Ack
+from cairn.catalog.cleanup.snapshot import ReleasedCommit, read_snapshot
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.materializations import replay_of
-from cairn.catalog.job.segments import lists_at
+from cairn.catalog.job.segments import lists_at, place_segments
 from cairn.catalog.savepoints.pins import pin_checkpoint, remove_pins
+from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from metastore.enums import PinKind, SegmentKind
@@ -29,7 +30,7 @@ def steps(shared_metastore_url: str, tmp_storage: str) -> Steps:
 
 
 def id_of(ack: Ack) -> str:
-    return ack.segments[1].segment_id
+    return ack.segments[-1].segment_id
 
 
 def lists(steps: Steps, checkpoint_id: int) -> dict[int, str]:
@@ -54,11 +55,15 @@ def pin(steps: Steps, checkpoint_id: int) -> UUID:
     return steps.run(work)
 
 
-def batch_with_lists(steps: Steps, epoch: int, batch_id: int) -> tuple[int, list[Ack]]:
+def batch_with_lists(
+    steps: Steps, epoch: int, batch_id: int, *, changed: bool = True
+) -> tuple[int, list[Ack]]:
     batch = steps.ref(epoch, batch_id)
     checkpoint_id = steps.begin(batch).checkpoint_id
-    subtasks = range(steps.parallelism[epoch])
-    return checkpoint_id, [steps.ack_with_lists(batch, checkpoint_id, s)[0] for s in subtasks]
+    return checkpoint_id, [
+        steps.ack_with_lists(batch, checkpoint_id, subtask, changed=changed)[0]
+        for subtask in range(steps.parallelism[epoch])
+    ]
 
 
 def test_lists_are_part_of_their_checkpoint_and_of_no_other(steps: Steps) -> None:
@@ -158,7 +163,7 @@ def test_lists_of_an_aborted_checkpoint_die_with_it(steps: Steps) -> None:
 
 def test_cleanup_takes_lists_with_their_checkpoint_and_not_before(steps: Steps) -> None:
     epoch = steps.register()
-    made = [batch_with_lists(steps, epoch, batch_id) for batch_id in range(5)]
+    made = [batch_with_lists(steps, epoch, batch_id, changed=False) for batch_id in range(5)]
     pinned, _ = made[0]
     pin_id = pin(steps, pinned)
     steps.clean()
@@ -177,13 +182,17 @@ def test_segments_of_pinned_checkpoints_hide_nothing_that_can_be_deleted(
 ) -> None:
     monkeypatch.setattr("cairn.catalog.cleanup.snapshot.PLAN_ROWS", 4)
     epoch = steps.register()
-    made = [batch_with_lists(steps, epoch, batch_id) for batch_id in range(8)]
+    made = [batch_with_lists(steps, epoch, batch_id, changed=False) for batch_id in range(8)]
     for checkpoint_id in (1, 2, 3):
         pin(steps, checkpoint_id)
     steps.clean()
     kept = [checkpoint_id for checkpoint_id, _ in made if lists(steps, checkpoint_id)]
     assert kept == [1, 2, 3, 6, 7, 8]
-    assert steps.run(lambda c: read_snapshot(c, steps.name)).segments != ()
+    assert {commit.first_checkpoint for commit in released(steps)} == {6, 7}
+
+
+def released(steps: Steps) -> tuple[ReleasedCommit, ...]:
+    return steps.run(lambda c: read_snapshot(c, steps.name)).commits
 
 
 def place(steps: Steps, *handles: SegmentHandle) -> None:
@@ -211,15 +220,17 @@ def place(steps: Steps, *handles: SegmentHandle) -> None:
 def test_an_exclusive_segment_that_would_last_longer_is_refused(
     steps: Steps, kind: SegmentKind, released: Any
 ) -> None:
-    steps.begin(steps.ref(steps.register(parallelism=1), 0))
+    batch = steps.ref(steps.register(parallelism=1), 0)
+    steps.begin(batch)
     handle = replace(steps.lists(1, 1, 0, 0), kind=kind, released_checkpoint=released)
-    with pytest.raises(IntegrityError, match="ck_segments__exclusive_to_one"):
-        place(steps, handle)
+    file = steps.intend(batch)
+    with pytest.raises(IntegrityError, match="ck_placed_segments__exclusive_to_one"):
+        steps.run(lambda c: place_segments(c, steps.job_id, [(file.file_id, 0, handle)]))
 
 
 def test_a_subtask_has_one_segment_of_lists_in_a_checkpoint(steps: Steps) -> None:
     steps.begin(steps.ref(steps.register(parallelism=1), 0))
-    with pytest.raises(IntegrityError, match="uq_segments__operator"):
+    with pytest.raises(RefusedError, match="one segment at each place"):
         place(steps, steps.lists(1, 1, 0, 0), steps.lists(1, 1, 0, SIZE_BYTES))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from sqlalchemy import text, update
@@ -147,7 +146,7 @@ def test_queue_and_busy_time_are_those_of_the_latest_uploads(begun: Rows) -> Non
             1,
             queue_size=queue_size,
             wait_ms=wait_ms,
-            recorded_at=now - timedelta(seconds=seconds),
+            acked_at=now - timedelta(seconds=seconds),
         )
     assert of(begun, "ChangelogStorage.uploadQueueSize") == {"tm": 2}
     assert of(begun, "changelogBusyTimeMsPerSecond") == {"tm": 20}
@@ -249,8 +248,8 @@ def test_a_group_commit_that_is_acknowledged_twice_is_counted_once(steps: Steps)
     batch = steps.ref(steps.register(), 0)
     checkpoint_id = steps.begin(batch).checkpoint_id
     acks, file = steps.group(batch, checkpoint_id, [0, 1])
-    numbers = dict.fromkeys({field.name for field in fields(UploadStats)} - {"commit_id"}, 2)
-    stats = UploadStats(commit_id=str(uuid4()), **numbers)
+    numbers = dict.fromkeys({field.name for field in fields(UploadStats)}, 2)
+    stats = UploadStats(**numbers)
     for _ in range(2):
         steps.run(
             lambda c: acknowledge(

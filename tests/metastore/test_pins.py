@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
+from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.savepoints.pins import Pinned, open_pins, pin_checkpoint, remove_pins
 from cairn.errors import BadInputError, RefusedError
 from metastore.enums import PinKind
@@ -176,7 +177,7 @@ def test_pinning_waits_for_a_cleanup_and_then_sees_what_it_did(job: Steps) -> No
 
     thread = threading.Thread(target=second)
     with job.catalog.begin() as connection:
-        connection.execute(text("SELECT FROM cairn.jobs FOR NO KEY UPDATE"))
+        lock_job(connection, job.job_id, exclusive=True)
         thread.start()
         job.wait_until_blocked()
         connection.execute(SUBSUME, {"job_id": job.job_id, "checkpoint_id": 1})

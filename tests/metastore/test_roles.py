@@ -23,14 +23,12 @@ WRITTEN_BY_JOBS = {
     "state_variables",
     "checkpoints",
     "pins",
-    "subtask_acks",
+    "group_commits",
     "physical_files",
-    "segments",
+    "placed_segments",
     "directories",
-    "upload_stats",
     "materializations",
 }
-NEVER_CHANGED = {"upload_stats"}
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
 
@@ -64,7 +62,7 @@ def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
     ours = table in WRITTEN_BY_JOBS
     assert may(rows, "cairn_writer", "SELECT", table) is ours
     assert may(rows, "cairn_writer", "INSERT", table) is ours
-    assert bool(updatable(rows, "cairn_writer", table)) is (ours and table not in NEVER_CHANGED)
+    assert bool(updatable(rows, "cairn_writer", table)) is ours
     assert not may(rows, "cairn_writer", "DELETE, TRUNCATE, TRIGGER", table)
 
 
@@ -72,10 +70,10 @@ def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
 def test_maintainer_reads_all_and_changes_only_states(rows: Rows, table: str) -> None:
     every_column = {column.name for column in Base.metadata.tables[f"cairn.{table}"].columns}
     allowed = {
-        "jobs": {"created_at"},
         "checkpoints": {"status", "ended_at"},
         "physical_files": {"status", "condemned_at", "deleted_at"},
-        "segments": {"status", "released_checkpoint"},
+        "placed_segments": {"status"},
+        "group_commits": {"status"},
         "directories": {"status", "deleted_at"},
         "maintenance_runs": every_column,
         "deletions": every_column,
@@ -102,6 +100,7 @@ def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.checkpoint(1, "CONFIRMED")
     rows.pin(1)
     rows.upload(1)
+    rows.ack(1, 0, input_rows=1)
     rows.materialization()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
@@ -118,7 +117,7 @@ def test_writer_commits_a_checkpoint_and_the_counters_follow(metastore_url: str)
     with pytest.raises(BadInputError, match="permission denied"):
         rows.execute(text("UPDATE cairn.physical_files SET live_bytes = 0"))
     with pytest.raises(BadInputError, match="permission denied"):
-        rows.execute(text("DELETE FROM cairn.segments"))
+        rows.execute(text("DELETE FROM cairn.placed_segments"))
     with pytest.raises(BadInputError, match="permission denied"):
         rows.execute(text("SELECT * FROM cairn.deletions"))
     assert replaced
@@ -132,9 +131,8 @@ def test_maintainer_releases_condemns_and_records_deletions(metastore_url: str) 
     rows.checkpoint(1, "CONFIRMED")
     rows.role = "cairn_maintainer"
     steps: list[Any] = [
-        "SELECT * FROM cairn.jobs FOR NO KEY UPDATE",
         "UPDATE cairn.checkpoints SET status = 'SUBSUMED', ended_at = now()",
-        f"UPDATE cairn.segments SET status = 'DEAD' WHERE segment_id = '{segment_id}'",  # noqa: S608
+        f"UPDATE cairn.placed_segments SET status = 'DEAD' WHERE segment_id = '{segment_id}'",  # noqa: S608
         "UPDATE cairn.physical_files SET status = 'CONDEMNED', condemned_at = now()",
     ]
     for step in steps:

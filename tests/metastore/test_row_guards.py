@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cairn.errors import RefusedError
 from metastore.enums import FileStatus, SegmentKind
-from metastore.models import Deletion, Directory, Job, PhysicalFile, Segment
+from metastore.models import Deletion, Directory, Job, PhysicalFile, PlacedSegment
 from tests.metastore.rows import Rows
 
 
@@ -25,7 +25,7 @@ def test_no_segment_is_made_in_a_condemned_file(rows: Rows, status: str) -> None
     file_id = rows.file(status)
     with pytest.raises(RefusedError, match=f"no segment can be made .*{status}"):
         rows.segment(file_id)
-    assert rows.execute(select(Segment.segment_id).where(rows.own(Segment))) == []
+    assert rows.execute(select(PlacedSegment.segment_id).where(rows.own(PlacedSegment))) == []
 
 
 def test_file_with_a_live_segment_is_not_condemned(rows: Rows) -> None:
@@ -34,7 +34,7 @@ def test_file_with_a_live_segment_is_not_condemned(rows: Rows) -> None:
     which = PhysicalFile.file_id == file_id
     with pytest.raises(RefusedError, match=f"cannot be condemned .*{file_id}.*1 live segments"):
         rows.set_status(PhysicalFile, which, "CONDEMNED")
-    rows.set_status(Segment, Segment.segment_id == segment_id, "DEAD")
+    rows.set_status(PlacedSegment, PlacedSegment.segment_id == segment_id, "DEAD")
     rows.set_status(PhysicalFile, which, "CONDEMNED")
 
 
@@ -55,7 +55,7 @@ def test_condemning_a_file_while_a_segment_is_made_in_it_is_refused(rows: Rows) 
     new = segment_row(uuid4(), 0, 100, rows, [rows.file()])
     with ThreadPoolExecutor() as threads:
         with rows.catalog.begin() as connection:
-            connection.execute(insert(Segment).values(new))
+            connection.execute(insert(PlacedSegment).values(new))
             late = threads.submit(
                 rows.execute,
                 update(PhysicalFile).where(rows.own(PhysicalFile)).values(status="CONDEMNED"),
@@ -131,7 +131,7 @@ def test_job_retains_no_fewer_checkpoints_than_a_restart_may_need(rows: Rows) ->
 def test_segment_is_not_released_before_its_first_checkpoint(rows: Rows) -> None:
     file_id = rows.file()
     rows.segment(file_id, first_checkpoint=5, released_checkpoint=5)
-    with pytest.raises(IntegrityError, match="ck_segments__released_after_first"):
+    with pytest.raises(IntegrityError, match="ck_placed_segments__released_after_first"):
         rows.segment(file_id, first_checkpoint=5, released_checkpoint=4)
 
 
@@ -208,11 +208,11 @@ def test_live_counters_are_exact_after_any_inserts_and_releases(
     for step in steps:
         if isinstance(step, list):
             new = [(uuid4(), file, size) for file, size in step]
-            rows.execute(insert(Segment).values([segment_row(*s, rows, files) for s in new]))
+            rows.execute(insert(PlacedSegment).values([segment_row(*s, rows, files) for s in new]))
             made += new
         else:
             chosen = [made[i][0] for i in step if i < len(made)]
-            rows.set_status(Segment, Segment.segment_id.in_(chosen), "DEAD")
+            rows.set_status(PlacedSegment, PlacedSegment.segment_id.in_(chosen), "DEAD")
             dead.update(chosen)
         for number, file_id in enumerate(files):
             live = [size for s, file, size in made if file == number and s not in dead]

@@ -6,11 +6,11 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.acks import Ack
 from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.group_commits import Ack
+from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
 from tests.metastore.steps import SIZE_BYTES, Steps
 
@@ -70,6 +70,6 @@ def test_a_sequence_number_is_given_once_in_a_subtasks_checkpoint(steps: Steps) 
     batch = steps.ref(steps.register(parallelism=1), 0)
     steps.begin(batch)
     ack, file = attempt(steps, batch, 1, 1)
-    with pytest.raises(IntegrityError, match="uq_segments__sequence_number"):
+    with pytest.raises(RefusedError, match="one segment at each place"):
         steps.commit(batch, 1, [ack], file)
     assert steps.segments(1) == []

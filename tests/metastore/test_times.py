@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.acks import Ack
-from cairn.catalog.job.begin import BatchStart
+from cairn.catalog.job.batch_start import BatchStart
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.times import latest
 from cairn.errors import RefusedError
 from tests.metastore.steps import Steps

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import Range
 from cairn.errors import RefusedError
 from metastore.enums import (
     CheckpointStatus,
+    CommitStatus,
     DirectoryStatus,
     FileStatus,
     MaintenanceStatus,
@@ -24,13 +25,12 @@ from metastore.models import (
     Checkpoint,
     Deletion,
     Directory,
+    GroupCommit,
     Job,
     MaintenanceRun,
     PhysicalFile,
+    PlacedSegment,
     Run,
-    Segment,
-    SubtaskAck,
-    UploadStat,
 )
 from tests.metastore.rows import Rows
 
@@ -44,7 +44,8 @@ LEGAL: dict[type[Base], set[tuple[str, str]]] = {
         *pairwise(["WRITING", "SEALED", "CONDEMNED", "DELETED"]),
         ("WRITING", "CONDEMNED"),
     },
-    Segment: {("LIVE", "DEAD")},
+    PlacedSegment: {("LIVE", "DEAD")},
+    GroupCommit: {("LIVE", "DEAD"), ("LIVE", "ABORTED")},
     Directory: {
         *pairwise(["CLAIMED", "UNCLAIMED", "DELETED"]),
         ("UNCLAIMED", "CLAIMED"),
@@ -55,7 +56,8 @@ LEGAL: dict[type[Base], set[tuple[str, str]]] = {
 STATUSES: dict[type[Base], list[str]] = {
     Checkpoint: list(CheckpointStatus),
     PhysicalFile: list(FileStatus),
-    Segment: list(SegmentStatus),
+    PlacedSegment: list(SegmentStatus),
+    GroupCommit: list(CommitStatus),
     Directory: list(DirectoryStatus),
     MaintenanceRun: list(MaintenanceStatus),
 }
@@ -77,8 +79,14 @@ def make(rows: Rows, table: type[Base], status: str) -> Any:
         return PhysicalFile.file_id == rows.file(status)
     if table is Directory:
         return Directory.path == rows.directory(status)
-    if table is Segment:
-        return Segment.segment_id == rows.segment(rows.file(), status=status)
+    if table is PlacedSegment:
+        return PlacedSegment.segment_id == rows.segment(rows.file(), status=status)
+    if table is GroupCommit:
+        rows.checkpoint(1)
+        which = GroupCommit.commit_id == rows.packed(rows.file(), 1, 0)
+        if status != "LIVE":
+            rows.set_status(GroupCommit, which, status)
+        return which
     return MaintenanceRun.maintenance_run_id == rows.maintenance_run(status)
 
 
@@ -120,7 +128,8 @@ def test_new_row_starts_in_the_first_status(rows: Rows, table: type[Base], statu
 FRESH: dict[type[Base], Any] = {
     Checkpoint: lambda: {"checkpoint_id": 2, "batch_id": 2},
     PhysicalFile: lambda: {"file_id": uuid4(), "path": "other.seg", "size_bytes": 1},
-    Segment: lambda: {"segment_id": uuid4()},
+    PlacedSegment: lambda: {"segment_id": uuid4()},
+    GroupCommit: lambda: {"commit_id": uuid4(), "subtasks": [1], "segment_subtasks": [1]},
     Directory: lambda: {"path": "other"},
     MaintenanceRun: lambda: {"maintenance_run_id": uuid4()},
 }
@@ -150,17 +159,19 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
     (Directory, {"tm_id": "other"}),
     (PhysicalFile, {"batch_id": 9}),
     (PhysicalFile, {"retry_of": UUID(int=9)}),
-    (UploadStat, {"checkpoint_id": 9}),
-    (UploadStat, {"requests": 9}),
-    (Segment, {"segment_id": UUID(int=9)}),
-    (Segment, {"file_id": UUID(int=9)}),
-    (Segment, {"key_groups": Range(0, 8)}),
-    (Segment, {"offset_bytes": 9}),
-    (Segment, {"size_bytes": 9}),
-    (Segment, {"sha256": "ff"}),
-    (Segment, {"first_checkpoint": 9}),
-    (Segment, {"as_of_checkpoint": 9}),
-    (SubtaskAck, {"subtask": 1}),
+    (GroupCommit, {"checkpoint_id": 9}),
+    (GroupCommit, {"requests": 9}),
+    (GroupCommit, {"subtasks": [1]}),
+    (GroupCommit, {"sizes_bytes": [9]}),
+    (GroupCommit, {"key_groups": []}),
+    (PlacedSegment, {"segment_id": UUID(int=9)}),
+    (PlacedSegment, {"file_id": UUID(int=9)}),
+    (PlacedSegment, {"key_groups": Range(0, 8)}),
+    (PlacedSegment, {"offset_bytes": 9}),
+    (PlacedSegment, {"size_bytes": 9}),
+    (PlacedSegment, {"sha256": "ff"}),
+    (PlacedSegment, {"first_checkpoint": 9}),
+    (PlacedSegment, {"as_of_checkpoint": 9}),
     (MaintenanceRun, {"plan": {"files": ["all"]}}),
     (MaintenanceRun, {"plan_sha256": "ff"}),
     (Deletion, {"path": "other"}),
@@ -176,9 +187,11 @@ def test_identity_never_changes(rows: Rows, table: type[Base], change: dict[str,
     rows.ack(1, 0, 5)
     rows.upload(1)
     rows.segment(rows.file())
+    rows.packed(rows.file(), 1, 1)
     rows.directory()
     rows.deletion(rows.file("CONDEMNED"))
-    with pytest.raises(RefusedError, match=f"{table.__tablename__}: .*{next(iter(change))}"):
+    what = "all but" if table is GroupCommit else next(iter(change))
+    with pytest.raises(RefusedError, match=f"{table.__tablename__}: .*{what}"):
         rows.execute(update(table).where(rows.own(table)).values(change))
 
 

@@ -132,7 +132,7 @@ def test_writer_continues_with_operator_lists_and_maintainer_condemns_old_ones(
     for batch_id in range(5):
         batch = job.ref(run.epoch, batch_id)
         start = job.run(partial(begin_batch, batch=batch, with_lists=True))
-        job.ack_with_lists(batch, start.checkpoint_id, 0)
+        job.ack_with_lists(batch, start.checkpoint_id, 0, changed=False)
     assert start.parent is not None
     assert start.parent.lists.keys() == {0}
     report = cleanup_job(Catalog(logins["cairn_maintainer"]), job.name)
@@ -169,7 +169,7 @@ def test_reader_sees_the_views_and_the_lists_and_no_table(
         assert main([*command, "--metastore", url, "--json"]) == 0
         assert written.name in capsys.readouterr().out
     with pytest.raises(BadInputError, match="permission denied"):
-        execute(url, "SELECT * FROM cairn.segments")
+        execute(url, "SELECT * FROM cairn.placed_segments")
 
 
 def test_no_role_does_the_work_of_another(written: Steps, logins: dict[str, str]) -> None:

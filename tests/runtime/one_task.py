@@ -28,7 +28,7 @@ from cairn.errors import CairnError
 from cairn.storage import ObjectStore, open_store
 from tests.runtime.tasks import Task, plan_of, remember
 
-MARKS = {"COMMIT": "INSERT INTO cairn.subtask_acks", "intent": "INSERT INTO cairn.physical_files"}
+MARKS = {"COMMIT": "INSERT INTO cairn.group_commits", "intent": "INSERT INTO cairn.physical_files"}
 """A statement that only the transaction has."""
 
 

@@ -202,7 +202,7 @@ def test_a_group_commit_killed_at_any_step_is_done_by_the_next_attempt(
         return step
 
     seen = kill_at_every_step(query, start, query.batch)
-    assert_seen(seen, storage, "checkpoints", "physical_files", "subtask_acks")
+    assert_seen(seen, storage, "checkpoints", "physical_files", "group_commits")
     assert ("before rename into acked" in seen) is storage.startswith("file:")
 
 
@@ -238,7 +238,7 @@ def test_a_materialization_killed_at_any_step_is_done_by_the_next(
         order()
         killed.materialize(facts_of(query.plan))
     seen = kill_at_every_step(query, start, again)
-    assert_seen(seen, storage, "materializations", "physical_files", "segments")
+    assert_seen(seen, storage, "materializations", "physical_files", "placed_segments")
     assert seen[-1] == "before an order is removed" or storage.startswith("s3:")
 
 
@@ -274,6 +274,6 @@ def test_a_manifest_whose_writer_is_killed_at_any_step_is_written_by_the_next(
 
     query.batch()
     seen = kill_at_every_step(query, start, again)
-    assert_seen(seen, storage, "physical_files", "segments", *([] if interval else ["pins"]))
+    assert_seen(seen, storage, "physical_files", "placed_segments", *([] if interval else ["pins"]))
     if storage.startswith("file:"):
         assert ("before rename into" in " ".join(seen)) == bool(interval), "the executor's note"

@@ -58,5 +58,5 @@ def test_whoever_is_killed_when_leaves_each_checkpoint_with_its_lists(
         query.assert_lists(f"gone on after {step}")
         query.assert_whole(step)
         cleanup_job(query.plan.catalog, query.plan.job)
-    assert any("after COMMIT" in step and "segments" in step for step in query.seen)
+    assert any("after COMMIT" in step and "group_commits" in step for step in query.seen)
     assert "before rename into 0" in query.seen, "the spool of subtask 0"

@@ -22,7 +22,8 @@ from cairn.catalog.catalog import Catalog
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
 from cairn.storage import open_store
-from metastore.models import Checkpoint, PhysicalFile, SubtaskAck
+from metastore.group_commits import SubtaskAck
+from metastore.models import Checkpoint, PhysicalFile
 from tests.streams import timed_streams
 from tests.streams.streams import (
     ROOT,

@@ -17,7 +17,8 @@ from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.errors import BadInputError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
-from metastore.models import Checkpoint, PhysicalFile, Run, Segment, SubtaskAck
+from metastore.group_commits import Segment, SubtaskAck
+from metastore.models import Checkpoint, PhysicalFile, Run
 from tests.streams.streams import (
     Remember,
     Settings,

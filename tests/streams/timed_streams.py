@@ -30,7 +30,8 @@ from sqlalchemy import select
 
 from cairn.catalog.catalog import Catalog
 from metastore.enums import CheckpointStatus
-from metastore.models import Checkpoint, Job, SubtaskAck
+from metastore.group_commits import SubtaskAck
+from metastore.models import Checkpoint, Job
 from tests.streams.streams import OUTPUT, Settings, State, new_session, start
 
 EVENTS, CLOCK, FRAMES = "events", "clock", "frames"

@@ -1,7 +1,7 @@
 """Stored maintenance plans, and applying one: short transactions that decide every row again.
 
 The planner decides from a snapshot; `apply_plan` trusts none of it and checks each row in SQL,
-under the job's lock. Lock order: the job's row, then the maintenance run's, then the rest.
+under the job's lock. Lock order: the job, then the maintenance run's row, then the rest.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from sqlalchemy import (
     Row,
     Uuid,
     any_,
+    bindparam,
     func,
     literal,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.catalog.cleanup.snapshot import (
-    RETAINED,
-    UNNEEDED_FILES,
-    JobFacts,
+from cairn.catalog.cleanup.needs import (
     any_uuid,
     is_needed,
     is_pinned,
     multirange,
 )
+from cairn.catalog.cleanup.snapshot import RETAINED, UNNEEDED_FILES, JobFacts
+from cairn.catalog.job.fencing import lock_job
 from cairn.errors import RefusedError
 from metastore.enums import CheckpointStatus, FileStatus, MaintenanceStatus, SegmentStatus
-from metastore.models import Checkpoint, Deletion, Job, MaintenanceRun, Segment
+from metastore.models import Checkpoint, Deletion, MaintenanceRun, PlacedSegment
 
 PLAN_LIFE_MIN = 60
 """A plan older than this, by the database's clock, is refused."""
@@ -82,6 +83,7 @@ def apply_plan(
     plan_sha256: str,
     checkpoints: Sequence[int],
     segments: Sequence[UUID],
+    commits: Sequence[UUID],
     files: Sequence[UUID],
 ) -> Applied | None:
     """Executes those steps of a stored plan that still hold and returns the changes.
@@ -94,10 +96,7 @@ def apply_plan(
     Raises:
         RefusedError: the plan is not the stored one.
     """
-    # Not FOR UPDATE: that would block inserts of rows that refer to the job.
-    num_retained = connection.execute(
-        select(Job.num_retained).where(Job.job_id == job.job_id).with_for_update(key_share=True)
-    ).scalar_one()
+    num_retained = lock_job(connection, job.job_id, exclusive=True).num_retained
     run = _lock_run(connection, job, run_id, plan_sha256)
     # Applied by a first try whose answer was lost, so its changes are the answer.
     if run.status == MaintenanceStatus.APPLIED:
@@ -109,7 +108,8 @@ def apply_plan(
     applied = Applied(
         # In this order: a segment dies by what is retained, a file by which segments are live.
         subsumed_checkpoints=_subsume(connection, job, checkpoints, num_retained),
-        dead_segments=_let_die(connection, job, segments),
+        dead_segments=_let_die(connection, job, segments)
+        + _let_commits_die(connection, job, commits),
         condemned_files=_condemn(connection, job, files, run_id),
     )
     _finish(connection, run_id, MaintenanceStatus.APPLIED, asdict(applied))
@@ -182,15 +182,60 @@ def _let_die(connection: Connection, job: JobFacts, segments: Sequence[UUID]) ->
         Checkpoint.checkpoint_id, Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED)
     )
     return connection.execute(
-        update(Segment)
+        update(PlacedSegment)
         .where(
-            Segment.job_id == job.job_id,
-            Segment.segment_id == any_uuid(segments),
-            Segment.status == SegmentStatus.LIVE,
+            PlacedSegment.job_id == job.job_id,
+            PlacedSegment.segment_id == any_uuid(segments),
+            PlacedSegment.status == SegmentStatus.LIVE,
             ~is_needed(retained),
         )
         .values(status=SegmentStatus.DEAD)
     ).rowcount
+
+
+_COMMITS_DIE = text("""
+    WITH chosen AS MATERIALIZED (
+        -- The oldest retained checkpoint that may need it; whatever that one does not need, newer
+        -- ones do not.
+        SELECT
+            c.commit_id,
+            (
+                SELECT min(t.checkpoint_id) FROM cairn.checkpoints AS t
+                WHERE t.job_id = :job_id
+                  AND t.checkpoint_id >= c.checkpoint_id
+                  AND t.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
+            ) AS oldest
+        FROM cairn.group_commits AS c
+        WHERE c.job_id = :job_id AND c.commit_id = ANY (:commits) AND c.status = 'LIVE'
+    ),
+    covered AS MATERIALIZED (
+        SELECT r.oldest, cairn.covered_until(:job_id, r.oldest) AS until
+        FROM (SELECT DISTINCT oldest FROM chosen WHERE oldest IS NOT NULL) AS r
+    ),
+    to_come AS MATERIALIZED (
+        SELECT cairn.covered_until(:job_id, NULL) AS until
+    )
+    UPDATE cairn.group_commits AS c
+    SET status = 'DEAD'
+    FROM chosen LEFT JOIN covered USING (oldest) CROSS JOIN to_come
+    WHERE c.commit_id = chosen.commit_id
+      AND c.status = 'LIVE'
+      AND cairn.is_covered(c.key_groups, c.checkpoint_id, to_come.until)
+      AND (
+        chosen.oldest IS NULL
+        OR NOT cairn.is_needed_by(c.checkpoint_id, c.key_groups, chosen.oldest, covered.until)
+    )
+    RETURNING (
+        SELECT count(*) FROM unnest(c.segment_subtasks) AS s (subtask)
+        WHERE s.subtask <> ALL (c.replaced_subtasks)
+    )
+""").bindparams(bindparam("commits", type_=ARRAY(Uuid())))
+
+
+def _let_commits_die(connection: Connection, job: JobFacts, commits: Sequence[UUID]) -> int:
+    """Returns how many segments died."""
+    died = connection.scalars(_COMMITS_DIE, {"job_id": job.job_id, "commits": list(commits)})
+    return sum(died)
 
 
 def _condemn(connection: Connection, job: JobFacts, files: Sequence[UUID], run_id: UUID) -> int:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, Connection, cast, func, select, update
 
-from cairn.catalog.cleanup.snapshot import any_uuid
+from cairn.catalog.cleanup.needs import any_uuid
 from metastore.enums import FileStatus
 from metastore.models import Deletion, PhysicalFile
 

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     Boolean,
-    ColumnElement,
     Connection,
     DateTime,
     Text,
     Uuid,
-    any_,
     column,
-    func,
-    literal,
     select,
     table,
     text,
     true,
     type_coerce,
 )
-from sqlalchemy.orm import InstrumentedAttribute
 
+from cairn.catalog.cleanup.needs import any_uuid, is_needed, is_pinned, multirange
 from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
-from metastore.models import SCHEMA, Checkpoint, PhysicalFile, Pin, Segment
+from metastore.models import SCHEMA, Checkpoint, PhysicalFile, Pin, PlacedSegment
 
 PLAN_ROWS = 5_000
 """Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
@@ -84,6 +78,17 @@ class ReleasedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedCommit:
+    """A LIVE group commit whose changelog no checkpoint from `released_checkpoint` on needs."""
+
+    commit_id: UUID
+    file_id: UUID | None
+    first_checkpoint: int
+    released_checkpoint: int
+    live_segments: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SealedFile:
     """A SEALED file that holds released segments; `live_segments` counts all its LIVE ones."""
 
@@ -113,6 +118,7 @@ class CleanupSnapshot:
     job: JobFacts
     checkpoints: tuple[RetainedCheckpoint, ...]
     segments: tuple[ReleasedSegment, ...]
+    commits: tuple[ReleasedCommit, ...]
     sealed_files: tuple[SealedFile, ...]
     unneeded_files: tuple[UnneededFile, ...]
 
@@ -138,14 +144,17 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
     )
     checkpoints, horizon = _retained_checkpoints(connection, job)
     segments = _released_segments(connection, job, horizon)
+    commits = _released_commits(connection, job, horizon)
     unneeded = _unneeded_files(connection, job)
     # Only files that may become empty: a job has many more.
-    holding = sorted({segment.file_id for segment in segments})
+    holding = {segment.file_id for segment in segments}
+    holding |= {commit.file_id for commit in commits if commit.file_id is not None}
     return CleanupSnapshot(
         job=job,
         checkpoints=checkpoints,
         segments=segments,
-        sealed_files=_sealed_files(connection, job, holding, PLAN_ROWS - len(unneeded)),
+        commits=commits,
+        sealed_files=_sealed_files(connection, job, sorted(holding), PLAN_ROWS - len(unneeded)),
         unneeded_files=unneeded,
     )
 
@@ -186,24 +195,76 @@ def _released_segments(
     pinned = multirange(Pin.checkpoint_id, Pin.job_id == job.job_id, Pin.removed_at.is_(None))
     rows = connection.execute(
         select(
-            Segment.segment_id,
-            Segment.file_id,
-            Segment.first_checkpoint,
-            type_coerce(Segment.released_checkpoint, BigInteger).label("released_checkpoint"),
+            PlacedSegment.segment_id,
+            PlacedSegment.file_id,
+            PlacedSegment.first_checkpoint,
+            type_coerce(PlacedSegment.released_checkpoint, BigInteger).label("released_checkpoint"),
         )
         .where(
-            Segment.job_id == job.job_id,
-            Segment.status == SegmentStatus.LIVE,
-            Segment.released_checkpoint.is_not(None),
+            PlacedSegment.job_id == job.job_id,
+            PlacedSegment.status == SegmentStatus.LIVE,
+            PlacedSegment.released_checkpoint.is_not(None),
             # Many segments that pins keep would fill the limit, and hide what can die.
             ~is_needed(pinned),
-            true() if horizon is None else Segment.released_checkpoint <= horizon,
+            true() if horizon is None else PlacedSegment.released_checkpoint <= horizon,
         )
         # Oldest first: whatever the limit leaves out, the next plan begins with.
-        .order_by(Segment.released_checkpoint, Segment.segment_id)
+        .order_by(PlacedSegment.released_checkpoint, PlacedSegment.segment_id)
         .limit(PLAN_ROWS)
     )
     return tuple(ReleasedSegment(**row) for row in rows.mappings())
+
+
+_RELEASED_COMMITS = text("""
+    WITH covered AS MATERIALIZED (
+        SELECT cairn.covered_until(:job_id, NULL) AS until
+    ),
+    pinned AS MATERIALIZED (
+        SELECT p.checkpoint_id, cairn.covered_until(:job_id, p.checkpoint_id) AS until
+        FROM (
+            SELECT DISTINCT checkpoint_id FROM cairn.pins
+            WHERE job_id = :job_id AND removed_at IS NULL
+        ) AS p
+    ),
+    released AS MATERIALIZED (
+        SELECT c.*
+        FROM cairn.group_commits AS c CROSS JOIN covered
+        WHERE c.job_id = :job_id
+          AND c.status = 'LIVE'
+          AND cairn.is_covered(c.key_groups, c.checkpoint_id, covered.until)
+          -- Many that pins keep would fill the limit, and hide what can die.
+          AND NOT EXISTS (
+            SELECT FROM pinned
+            WHERE pinned.checkpoint_id >= c.checkpoint_id
+              AND cairn.is_needed_by(
+                c.checkpoint_id, c.key_groups, pinned.checkpoint_id, pinned.until
+            )
+          )
+        -- Oldest first: whatever the limit leaves out, the next plan begins with.
+        ORDER BY c.checkpoint_id, c.commit_id
+        LIMIT :most
+    )
+    SELECT
+        commit_id,
+        file_id,
+        checkpoint_id AS first_checkpoint,
+        cairn.released_at(job_id, key_groups, checkpoint_id) AS released_checkpoint,
+        (
+            SELECT count(*) FROM unnest(segment_subtasks) AS s (subtask)
+            WHERE s.subtask <> ALL (replaced_subtasks)
+        ) AS live_segments
+    FROM released
+""")
+
+
+def _released_commits(
+    connection: Connection, job: JobFacts, horizon: int | None
+) -> tuple[ReleasedCommit, ...]:
+    rows = connection.execute(_RELEASED_COMMITS, {"job_id": job.job_id, "most": PLAN_ROWS})
+    released = [ReleasedCommit(**row) for row in rows.mappings()]
+    return tuple(
+        commit for commit in released if horizon is None or commit.released_checkpoint <= horizon
+    )
 
 
 def _unneeded_files(connection: Connection, job: JobFacts) -> tuple[UnneededFile, ...]:
@@ -237,41 +298,3 @@ def _sealed_files(
         .limit(limit)
     )
     return tuple(SealedFile(**row) for row in rows.mappings())
-
-
-def multirange(
-    ids: InstrumentedAttribute[int], *conditions: ColumnElement[bool]
-) -> ColumnElement[Any]:
-    """Returns the ids of the rows that fulfil the conditions as one multirange, read once."""
-    one_id = func.int8range(ids, ids, "[]")
-    return (
-        # A multirange and no list: a job retains ranges, and a test per segment stays cheap.
-        select(func.coalesce(func.range_agg(one_id), func.int8multirange()))
-        .where(*conditions)
-        .scalar_subquery()
-    )
-
-
-def is_needed(checkpoints: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Returns the condition that a checkpoint of a multirange, or one to come, needs a segment."""
-    return func.cairn.is_needed(
-        Segment.first_checkpoint, Segment.released_checkpoint, checkpoints, type_=Boolean
-    )
-
-
-def is_pinned() -> ColumnElement[bool]:
-    """Returns the condition that a checkpoint has an open pin."""
-    return (
-        select(Pin.pin_id)
-        .where(
-            Pin.job_id == Checkpoint.job_id,
-            Pin.checkpoint_id == Checkpoint.checkpoint_id,
-            Pin.removed_at.is_(None),
-        )
-        .exists()
-    )
-
-
-def any_uuid(ids: Sequence[UUID]) -> ColumnElement[Any]:
-    """Returns `ANY(ids)`: one bound array, however many ids there are."""
-    return any_(literal(list(ids), ARRAY(Uuid())))

@@ -6,38 +6,33 @@ The transaction may be run again with the same arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from uuid import UUID
+from typing import Any
 
-from sqlalchemy import CTE, Connection, and_, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.begin import TAKES_ACKS
+from cairn.catalog.job.batch_start import TAKES_ACKS
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
+from cairn.catalog.job.group_commits import Ack, Group, add_group
 from cairn.catalog.job.runs import refuse_second_query
-from cairn.catalog.job.segments import kill_segments, made_in, place_segments
-from cairn.catalog.job.upload_stats import UploadStats, record_uploads
+from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import FencedError
-from cairn.handles import SegmentHandle
 from metastore.enums import CheckpointStatus
-from metastore.models import Checkpoint, Job, Segment, SubtaskAck
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
-    """One subtask's acknowledgement. It has no segments if it changed nothing."""
-
-    subtask: int
-    attempt_id: str
-    task_attempt: int
-    input_rows: int
-    restore_ms: int
-    segments: tuple[SegmentHandle, ...] = ()
-    late_rows: int = 0
-    max_event_ms: tuple[int | None, ...] = ()
-    """Latest event time in its rows by input, in ms since 1970; None: no row of that input."""
+from metastore.group_commits import SubtaskAck
+from metastore.models import Checkpoint, GroupCommit, Job
 
 
 def acknowledge(
@@ -63,11 +58,36 @@ def acknowledge(
         FencedError: the checkpoint is no longer open to this run, or a file was condemned.
         RefusedError: the job belongs to another query.
     """
-    _bind_query(connection, batch)
+    job = require_epoch(connection, batch.job_id, batch.epoch)
+    _bind_query(connection, batch, job)
+    checkpoint = _lock_checkpoint(connection, batch, checkpoint_id)
+    winners = _winners(connection, batch.job_id, checkpoint_id, acks)
+    seal_files(connection, batch, list(files.values()))  # a condemned file refuses all acks
+    if not winners:
+        return
+    group = Group(
+        job_id=batch.job_id,
+        checkpoint_id=checkpoint_id,
+        tm_id=tm_id,
+        parallelism=checkpoint.parallelism,
+        max_parallelism=job.max_parallelism,
+        acks=winners,
+        files=files,
+        uploads=uploads,
+        pool_wait_ms=pool_wait_ms,
+    )
+    add_group(connection, group)
+    _complete(connection, batch.job_id, checkpoint_id)
+
+
+def _lock_checkpoint(
+    connection: Connection, batch: BatchRef, checkpoint_id: int
+) -> Row[*tuple[Any, ...]]:
     checkpoint = connection.execute(
-        select(Checkpoint.status, Checkpoint.epoch)
+        select(Checkpoint.status, Checkpoint.epoch, Checkpoint.parallelism)
         .where(Checkpoint.job_id == batch.job_id, Checkpoint.checkpoint_id == checkpoint_id)
-        .with_for_update()  # one group after the other: the last one must see the acks of all
+        # One group after the other: the last one must see the acks of all.
+        .with_for_update(key_share=True)
     ).one()
     if checkpoint.epoch != batch.epoch or checkpoint.status not in TAKES_ACKS:
         raise FencedError(
@@ -75,52 +95,41 @@ def acknowledge(
             job=batch.job,
             checkpoint=checkpoint_id,
         )
-    winners = _winners(connection, batch.job_id, checkpoint_id, acks)
-    seal_files(connection, batch, list(files.values()))  # a condemned file refuses all acks
-    segments = [
-        (files[segment.path].file_id, ack.subtask, segment)
-        for ack in winners
-        for segment in ack.segments
-    ]
-    if segments:
-        place_segments(connection, batch.job_id, segments)
-    if winners:
-        _record_acks(connection, batch.job_id, checkpoint_id, tm_id, winners)
-    recorded = None
-    if uploads:
-        recorded = record_uploads(batch.job_id, checkpoint_id, tm_id, uploads, pool_wait_ms)
-    _complete(connection, batch.job_id, checkpoint_id, recorded)
+    return checkpoint
 
 
-def _bind_query(connection: Connection, batch: BatchRef) -> None:
-    """Locks the job against fencing for the transaction and binds it to the query."""
-    # Before the shared lock: two executors that hold it would deadlock on the way to this one.
-    connection.execute(
-        update(Job)
-        .where(
-            Job.job_id == batch.job_id,
-            Job.current_epoch == batch.epoch,
-            Job.query_id.is_(None),
+def _bind_query(connection: Connection, batch: BatchRef, job: Row[*tuple[Any, ...]]) -> None:
+    """Binds the job to the query of its first acknowledgement."""
+    query_id = job.query_id
+    if query_id is None:
+        query_id = connection.scalar(
+            update(Job)
+            .where(Job.job_id == batch.job_id)
+            # Another executor may have bound it since it was read.
+            .values(query_id=func.coalesce(Job.query_id, batch.query_id))
+            .returning(Job.query_id)
         )
-        .values(query_id=batch.query_id)
-    )
-    job = require_epoch(connection, batch.job_id, batch.epoch)
-    if job.query_id != batch.query_id:
-        raise refuse_second_query(batch.job, job.query_id, batch.query_id)
+    if query_id != batch.query_id:
+        raise refuse_second_query(batch.job, query_id, batch.query_id)
 
 
 def _winners(
     connection: Connection, job_id: str, checkpoint_id: int, acks: Sequence[Ack]
 ) -> list[Ack]:
-    """Returns the acks to record, and kills the segments of those they replace."""
+    """Returns the acks to record, and makes void what is recorded of those they replace."""
+    subtasks = literal([ack.subtask for ack in acks], ARRAY(Integer))
+    of_checkpoint = and_(GroupCommit.job_id == job_id, GroupCommit.checkpoint_id == checkpoint_id)
     rows = connection.execute(
-        select(SubtaskAck.subtask, SubtaskAck.task_attempt).where(
-            SubtaskAck.job_id == job_id,
-            SubtaskAck.checkpoint_id == checkpoint_id,
-            SubtaskAck.subtask.in_([ack.subtask for ack in acks]),
-        )
+        select(
+            GroupCommit.subtasks, GroupCommit.task_attempts, GroupCommit.replaced_subtasks
+        ).where(of_checkpoint, GroupCommit.subtasks.op("&&")(subtasks))
     )
-    recorded = {row.subtask: row.task_attempt for row in rows}
+    recorded = {
+        subtask: attempt
+        for row in rows
+        for subtask, attempt in zip(row.subtasks, row.task_attempts, strict=True)
+        if subtask not in row.replaced_subtasks
+    }
     newest: dict[int, Ack] = {}
     for ack in acks:
         # Equal: the same ack again, after a commit whose answer was lost.
@@ -131,52 +140,25 @@ def _winners(
     replaced = [subtask for subtask in newest if subtask in recorded]
     # The earlier attempt's: both would replay, and Spark counts the later one.
     if replaced:
-        of_replaced = Segment.subtask.in_(replaced)
-        kill_segments(connection, and_(made_in(job_id, [checkpoint_id]), of_replaced))
+        _replace(connection, of_checkpoint, replaced)
     return list(newest.values())
 
 
-def _record_acks(
-    connection: Connection, job_id: str, checkpoint_id: int, tm_id: str, acks: Sequence[Ack]
+def _replace(
+    connection: Connection, of_checkpoint: ColumnElement[bool], subtasks: Sequence[int]
 ) -> None:
-    rows = [
-        {
-            "job_id": job_id,
-            "checkpoint_id": checkpoint_id,
-            "subtask": ack.subtask,
-            "attempt_id": UUID(ack.attempt_id),
-            "task_attempt": ack.task_attempt,
-            "tm_id": tm_id,
-            "input_rows": ack.input_rows,
-            "late_rows": ack.late_rows,
-            "max_event_ms": list(ack.max_event_ms),
-            "restore_ms": ack.restore_ms,
-        }
-        for ack in acks
-    ]
-    statement = insert(SubtaskAck)
-    given = statement.excluded
+    void = literal(list(subtasks), ARRAY(Integer))
     connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=[SubtaskAck.job_id, SubtaskAck.checkpoint_id, SubtaskAck.subtask],
-            set_={
-                "attempt_id": given.attempt_id,
-                "task_attempt": given.task_attempt,
-                "tm_id": given.tm_id,
-                "input_rows": given.input_rows,
-                "late_rows": given.late_rows,
-                "max_event_ms": given.max_event_ms,
-                "restore_ms": given.restore_ms,
-                "acked_at": func.now(),
-            },
-        ),
-        rows,
+        update(GroupCommit)
+        .where(
+            of_checkpoint,
+            or_(GroupCommit.subtasks.op("&&")(void), GroupCommit.segment_subtasks.op("&&")(void)),
+        )
+        .values(replaced_subtasks=GroupCommit.replaced_subtasks.op("||")(void))
     )
 
 
-def _complete(
-    connection: Connection, job_id: str, checkpoint_id: int, recorded: CTE | None
-) -> None:
+def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
     # Counted in the statement: an earlier count would miss the acks that it has waited for.
     acked = (
         select(func.count())
@@ -184,7 +166,7 @@ def _complete(
         .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
         .scalar_subquery()
     )
-    complete = (
+    connection.execute(
         update(Checkpoint)
         .where(
             Checkpoint.job_id == job_id,
@@ -194,5 +176,3 @@ def _complete(
         )
         .values(status=CheckpointStatus.COMPLETED, completed_at=func.now())
     )
-    # The statistics ride along in this statement: they may cost the batch no round trip.
-    connection.execute(complete if recorded is None else complete.add_cte(recorded))

@@ -1,151 +1,78 @@
 """Beginning a micro-batch: its checkpoint, its parent, and the fencing of older runs.
 
-Lock order everywhere: the job's row, then the checkpoint's.
+Lock order everywhere: the job, then the checkpoint's row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    SQLColumnExpression,
-    and_,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import aliased
 
 from cairn.batch_ref import BatchRef
+from cairn.catalog.job.batch_start import TAKES_ACKS, BatchStart, read_start
 from cairn.catalog.job.directories import unclaim_directories
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.runs import refuse_second_query
-from cairn.catalog.job.segments import HANDLE_COLUMNS, handle_of, kill_segments, lists_at, made_in
 from cairn.catalog.job.states import drop_states
-from cairn.catalog.job.times import CheckpointTimes, next_times, times_of
+from cairn.catalog.job.times import next_times, times_of
 from cairn.errors import FencedError, RefusedError
-from cairn.handles import SegmentHandle
-from metastore.enums import CheckpointStatus, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment, SubtaskAck
+from metastore.enums import CheckpointStatus, CommitStatus
+from metastore.group_commits import SubtaskAck
+from metastore.models import Checkpoint, GroupCommit, Job, Run
 
-_BEFORE, _RUN_BEFORE = aliased(Checkpoint), aliased(Run)  # each costs a millisecond to make
-TAKES_ACKS = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
 ADOPTED_BATCH = -1
 """The batch of the checkpoint that a restored job starts from, before any query's batch 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParentAck:
-    """The attempt whose changes count for one subtask of the parent, and its changelog in order."""
-
-    attempt_id: str
-    segments: tuple[SegmentHandle, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parent:
-    """The checkpoint whose state a batch starts from, its run, and the one before with its run.
-
-    `acks` and `lists`, the segments of operator lists, are by subtask.
-    """
-
-    checkpoint_id: int
-    run_id: str
-    parent_checkpoint: int | None
-    parent_run_id: str | None
-    parallelism: int
-    acks: dict[int, ParentAck]
-    lists: dict[int, SegmentHandle] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Milliseconds since 1970 by the database's clock; bases by the start of their key groups.
-
-    The times of bases are also those of the increments on top of them.
-    """
-
-    now_ms: int
-    job_created_ms: int
-    base_made_ms: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchStart:
-    """The begin of a batch: its checkpoint, the parent (None: no state yet), and the times.
-
-    Processing time and watermark are those that processors see, in ms since 1970. Rows at or
-    before `late_watermark_ms`, the parent's watermark, are late, as in Spark.
-    """
-
-    checkpoint_id: int
-    parent: Parent | None
-    clock: Clock
-    processing_ms: int
-    watermark_ms: int
-    late_watermark_ms: int
-
-
-def begin_batch(connection: Connection, batch: BatchRef, *, with_lists: bool = False) -> BatchStart:
+def begin_batch(
+    connection: Connection,
+    batch: BatchRef,
+    *,
+    subtasks: Sequence[int] | None = None,
+    with_lists: bool = False,
+) -> BatchStart:
     """Opens the checkpoint of a batch, or finds it open; confirms the parent; fences older runs.
 
-    With `with_lists` the parent has its operator lists, for one more statement.
+    Every executor begins a batch. The first one locks the job; the others read what it has decided.
+    `subtasks` and `with_lists` say what to read of the parent, see `read_start`.
 
     Raises:
         FencedError: a newer run has begun a batch, or has taken this one again.
         RefusedError: the job belongs to another query, or the parent's state is not whole.
     """
+    read = partial(read_start, connection, batch, subtasks=subtasks, with_lists=with_lists)
+    start = read()
+    if start is None:
+        _open(connection, batch)
+        start = read()
+    if start is None:
+        raise FencedError("a newer run began while this batch did", job=batch.job)
+    return start
+
+
+def _open(connection: Connection, batch: BatchRef) -> None:
+    """Opens the checkpoint of a batch unless another executor has done it meanwhile."""
     job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True, may_begin=True)
     if job.query_id is not None and job.query_id != batch.query_id:
         raise refuse_second_query(batch.job, job.query_id, batch.query_id)
-    # By batch: every executor begins it, and all but the first find it begun.
-    found = connection.execute(
-        select(Checkpoint.checkpoint_id, Checkpoint.status, Checkpoint.parent_checkpoint).where(
+    is_open = connection.scalar(
+        select(Checkpoint.checkpoint_id).where(
             Checkpoint.job_id == batch.job_id,
             Checkpoint.epoch == batch.epoch,
             Checkpoint.query_id == batch.query_id,
             Checkpoint.batch_id == batch.batch_id,
         )
-    ).one_or_none()
-    if found is None:
-        # Before the checkpoint opens: a hole in the parent has to refuse the batch.
-        parent_id = _confirm_parent(connection, batch)
-        checkpoint_id, times, before = _open_checkpoint(
-            connection,
-            batch,
-            job.next_checkpoint_id,
-            parent_id,
-            is_first=job.current_epoch < batch.epoch,
-        )
-    elif found.status in TAKES_ACKS:  # by another executor, or before a lost answer
-        checkpoint_id, parent_id = found.checkpoint_id, found.parent_checkpoint
-        times = times_of(connection, batch.job_id, checkpoint_id)
-        before = times_of(connection, batch.job_id, parent_id)
-    else:
-        raise _is_over(batch, found)
-    return BatchStart(
-        checkpoint_id=checkpoint_id,
-        parent=None
-        if parent_id is None
-        else _parent(connection, batch.job_id, parent_id, with_lists),
-        clock=_clock(connection, batch),
-        processing_ms=times.processing_ms,
-        watermark_ms=times.watermark_ms,
-        late_watermark_ms=before.watermark_ms,
     )
-
-
-def _is_over(batch: BatchRef, found: Row[*tuple[Any, ...]]) -> FencedError:
-    return FencedError(
-        f"batch {batch.batch_id} is {found.status.value}; a late attempt of it changes nothing",
-        job=batch.job,
-        checkpoint=found.checkpoint_id,
-    )
+    if is_open is not None:
+        return
+    # Before the checkpoint opens: a hole in the parent has to refuse the batch.
+    parent_id = _confirm_parent(connection, batch)
+    is_first = job.current_epoch < batch.epoch
+    _open_checkpoint(connection, batch, job.next_checkpoint_id, parent_id, is_first=is_first)
 
 
 def _confirm_parent(connection: Connection, batch: BatchRef) -> int | None:
@@ -244,8 +171,7 @@ def _open_checkpoint(
     parent_id: int | None,
     *,
     is_first: bool,
-) -> tuple[int, CheckpointTimes, CheckpointTimes]:
-    """Returns the new checkpoint's id, its times and those of its parent."""
+) -> None:
     # Complete ones too: the batch runs again, perhaps at another parallelism.
     _abort_older_runs(connection, batch)
     connection.execute(
@@ -281,7 +207,6 @@ def _open_checkpoint(
             max_event_ms=times.max_event_ms,
         )
     )
-    return checkpoint_id, times, before
 
 
 def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
@@ -296,80 +221,12 @@ def _abort_older_runs(connection: Connection, batch: BatchRef) -> None:
         .returning(Checkpoint.checkpoint_id)
     ).all()
     if aborted:
-        kill_segments(connection, made_in(batch.job_id, aborted))
-
-
-def _parent(connection: Connection, job_id: str, checkpoint_id: int, with_lists: bool) -> Parent:
-    row = connection.execute(
-        select(
-            Checkpoint.parent_checkpoint,
-            Checkpoint.parallelism,
-            Run.run_id,
-            _RUN_BEFORE.run_id.label("parent_run_id"),
+        connection.execute(
+            update(GroupCommit)
+            .where(
+                GroupCommit.job_id == batch.job_id,
+                GroupCommit.checkpoint_id.in_(aborted),
+                GroupCommit.status == CommitStatus.LIVE,
+            )
+            .values(status=CommitStatus.ABORTED)
         )
-        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
-        .outerjoin(
-            _BEFORE,
-            and_(
-                _BEFORE.job_id == Checkpoint.job_id,
-                _BEFORE.checkpoint_id == Checkpoint.parent_checkpoint,
-            ),
-        )
-        .outerjoin(
-            _RUN_BEFORE,
-            and_(_RUN_BEFORE.job_id == _BEFORE.job_id, _RUN_BEFORE.epoch == _BEFORE.epoch),
-        )
-        .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
-    ).one()
-    return Parent(
-        checkpoint_id=checkpoint_id,
-        run_id=str(row.run_id),
-        parent_checkpoint=row.parent_checkpoint,
-        parent_run_id=row.parent_run_id and str(row.parent_run_id),
-        parallelism=row.parallelism,
-        acks=_parent_acks(connection, job_id, checkpoint_id),
-        lists=lists_at(connection, job_id, checkpoint_id) if with_lists else {},
-    )
-
-
-def _parent_acks(connection: Connection, job_id: str, checkpoint_id: int) -> dict[int, ParentAck]:
-    of_subtask = and_(
-        made_in(job_id, [checkpoint_id]),
-        Segment.kind == SegmentKind.CHANGELOG,
-        Segment.status == SegmentStatus.LIVE,
-        Segment.subtask == SubtaskAck.subtask,
-    )
-    rows = connection.execute(
-        select(SubtaskAck.subtask, SubtaskAck.attempt_id, *HANDLE_COLUMNS)
-        # Outer: a subtask that changed nothing has an ack and no segment.
-        .outerjoin(Segment, of_subtask)
-        .outerjoin(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
-        .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
-        .order_by(Segment.sequence_number)
-    )
-    acks: dict[int, ParentAck] = {}
-    for row in rows:
-        before = acks[row.subtask].segments if row.subtask in acks else ()
-        segments = before if row.segment_id is None else (*before, handle_of(row))
-        acks[row.subtask] = ParentAck(str(row.attempt_id), segments)
-    return acks
-
-
-def _clock(connection: Connection, batch: BatchRef) -> Clock:
-    def ms(moment: SQLColumnExpression[datetime]) -> SQLColumnExpression[int]:
-        return func.floor(func.extract("epoch", moment) * 1000)
-
-    bases = connection.execute(
-        select(func.lower(Segment.key_groups), ms(func.max(Segment.created_at)))
-        .where(
-            Segment.job_id == batch.job_id,
-            Segment.kind.in_([SegmentKind.KEYED_FULL, SegmentKind.KEYED_INCREMENT]),
-            Segment.status == SegmentStatus.LIVE,
-        )
-        .group_by(func.lower(Segment.key_groups))
-    )
-    # The database's clock, because those of executors differ.
-    now, created = connection.execute(
-        select(ms(func.now()), ms(Job.created_at)).where(Job.job_id == batch.job_id)
-    ).one()
-    return Clock(int(now), int(created), {start: int(made) for start, made in bases})

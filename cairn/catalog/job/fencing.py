@@ -5,25 +5,31 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, text
 
 from cairn.errors import FencedError
-from metastore.models import Job
 
 _log = logging.getLogger(__name__)
 
 
-def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tuple[Any, ...]]:
-    """Locks the job's row until the transaction ends; returns its names, epoch, query, next id.
+# Two statements in one round trip: the second takes its snapshot when the lock is held.
+_LOCK = """
+    SELECT {function}(hashtextextended(:job_id, 0));
+    SELECT current_epoch, query_id, next_checkpoint_id, max_parallelism, num_retained, name, job_id
+    FROM cairn.jobs WHERE job_id = :job_id
+"""
+_EXCLUSIVE = text(_LOCK.format(function="pg_advisory_xact_lock"))
+_SHARED = text(_LOCK.format(function="pg_advisory_xact_lock_shared"))
 
-    Beginning a batch takes the exclusive lock, so under either lock no newer run begins.
+
+def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tuple[Any, ...]]:
+    """Locks a job until the transaction ends; returns its epoch, query, next id and such facts.
+
+    Beginning a batch takes the exclusive lock, so under either lock no newer run begins. Those who
+    wait are served in order, so that executors that share the lock cannot starve maintenance.
     """
-    # Twice in every group commit, so without the key's schema, which may be long.
-    return connection.execute(
-        select(Job.current_epoch, Job.query_id, Job.next_checkpoint_id, Job.name, Job.job_id)
-        .where(Job.job_id == job_id)
-        .with_for_update(read=not exclusive)
-    ).one()
+    # No lock of the job's row: sharing that writes to it, and lets later sharers pass who waits.
+    return connection.execute(_EXCLUSIVE if exclusive else _SHARED, {"job_id": job_id}).one()
 
 
 def require_epoch(
@@ -34,7 +40,7 @@ def require_epoch(
     exclusive: bool = False,
     may_begin: bool = False,
 ) -> Row[*tuple[Any, ...]]:
-    """Locks the job's row like `lock_job` for a run that may write, and returns it.
+    """Locks the job like `lock_job` for a run that may write, and returns its facts.
 
     That is the newest run that has begun a batch; with `may_begin` a newer one, too, which has not
     begun yet.

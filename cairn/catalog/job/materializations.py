@@ -11,20 +11,20 @@ from sqlalchemy import CTE, Connection, Select, Update, and_, func, select, upda
 from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.cleanup.snapshot import any_uuid
+from cairn.catalog.cleanup.needs import any_uuid
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.segments import (
-    HANDLE_COLUMNS,
-    handle_of,
+    commits_after,
     lineage_of,
     place_segments,
+    placed_segments,
     replay_order,
 )
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from metastore.enums import SegmentKind, SegmentStatus
-from metastore.models import Materialization, PhysicalFile, Segment
+from metastore.enums import KEYED, SegmentKind, SegmentStatus
+from metastore.models import Materialization, PlacedSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +58,20 @@ def replay_of(
     connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
 ) -> Replay:
     """Returns what newer checkpoints, too, replay up to the state of a confirmed one."""
-    rows = connection.execute(
-        select(*HANDLE_COLUMNS)
-        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
-        .where(
-            Segment.job_id == job_id,
-            Segment.status == SegmentStatus.LIVE,
-            Segment.released_checkpoint.is_(None),
-            Segment.as_of_checkpoint <= checkpoint_id,
-            Segment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
-        )
+    placed = placed_segments(
+        connection,
+        PlacedSegment.job_id == job_id,
+        PlacedSegment.status == SegmentStatus.LIVE,
+        PlacedSegment.released_checkpoint.is_(None),
+        PlacedSegment.as_of_checkpoint <= checkpoint_id,
+        PlacedSegment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
     )
-    handles = sorted(map(handle_of, rows), key=replay_order)
+    stored = [
+        *placed,
+        *commits_after(connection, job_id, placed, key_groups, until=checkpoint_id),
+    ]
+    keyed = (one.handle for one in stored if one.handle.kind in KEYED)
+    handles = sorted(keyed, key=replay_order)
     bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
     changes = [handle for handle in handles if handle.kind is not SegmentKind.KEYED_FULL]
     based = {group for b in bases for group in range(b.key_groups.start, b.key_groups.end)}
@@ -106,7 +108,9 @@ def install(
     job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True)
     ids = [UUID(handle.segment_id) for _, handle in segments]
     # The same installation again, after a commit whose answer was lost.
-    if connection.scalar(select(Segment.segment_id).where(Segment.segment_id == ids[0])):
+    if connection.scalar(
+        select(PlacedSegment.segment_id).where(PlacedSegment.segment_id == ids[0])
+    ):
         return
     files = list({file.file_id: file for file, _ in segments}.values())
     seal_files(connection, batch, files)
@@ -127,12 +131,12 @@ def _release(
     connection: Connection, job_id: str, replaced: Sequence[SegmentHandle], next_checkpoint: int
 ) -> None:
     connection.execute(
-        update(Segment)
+        update(PlacedSegment)
         .where(
-            Segment.job_id == job_id,
-            Segment.segment_id == any_uuid([UUID(handle.segment_id) for handle in replaced]),
-            Segment.status == SegmentStatus.LIVE,
-            Segment.released_checkpoint.is_(None),
+            PlacedSegment.job_id == job_id,
+            PlacedSegment.segment_id == any_uuid([UUID(handle.segment_id) for handle in replaced]),
+            PlacedSegment.status == SegmentStatus.LIVE,
+            PlacedSegment.released_checkpoint.is_(None),
         )
         .values(released_checkpoint=next_checkpoint)
     )
@@ -145,25 +149,25 @@ def release_covered(job_id: str, new: Sequence[UUID], next_checkpoint: int) -> U
     lie in the key groups of the new ones.
     """
     unreleased = and_(
-        Segment.job_id == job_id,
-        Segment.status == SegmentStatus.LIVE,
-        Segment.released_checkpoint.is_(None),
+        PlacedSegment.job_id == job_id,
+        PlacedSegment.status == SegmentStatus.LIVE,
+        PlacedSegment.released_checkpoint.is_(None),
     )
-    columns = (Segment.segment_id, Segment.key_groups, Segment.as_of_checkpoint)
+    columns = (PlacedSegment.segment_id, PlacedSegment.key_groups, PlacedSegment.as_of_checkpoint)
     # Materialized: folded into the update, the aggregate below would run for every segment of the
     # job before the cheap conditions have left out all but a few.
     bases = _materialized(
-        select(*columns).where(unreleased, Segment.kind == SegmentKind.KEYED_FULL), "bases"
+        select(*columns).where(unreleased, PlacedSegment.kind == SegmentKind.KEYED_FULL), "bases"
     )
     touched = _materialized(
         select(*columns).where(
             unreleased,
-            Segment.segment_id.notin_(new),
+            PlacedSegment.segment_id.notin_(new),
             select(bases.c.segment_id)
             .where(
                 bases.c.segment_id.in_(new),
-                bases.c.key_groups.op("&&")(Segment.key_groups),
-                bases.c.as_of_checkpoint >= Segment.as_of_checkpoint,
+                bases.c.key_groups.op("&&")(PlacedSegment.key_groups),
+                bases.c.as_of_checkpoint >= PlacedSegment.as_of_checkpoint,
             )
             .exists(),
         ),
@@ -179,9 +183,9 @@ def release_covered(job_id: str, new: Sequence[UUID], next_checkpoint: int) -> U
         .scalar_subquery()
     )
     return (
-        update(Segment)
+        update(PlacedSegment)
         .where(
-            Segment.segment_id == touched.c.segment_id,
+            PlacedSegment.segment_id == touched.c.segment_id,
             touched.c.key_groups.op("<@")(covered),
         )
         .values(released_checkpoint=next_checkpoint)

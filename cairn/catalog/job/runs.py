@@ -20,6 +20,7 @@ from cairn.catalog.job.states import (
     operator_lists,
     register_states,
 )
+from cairn.catalog.jobs import find_job
 from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import default_max_parallelism
 from cairn.layout import new_job_id
@@ -126,9 +127,7 @@ def _locked_job(connection: Connection, registration: Registration) -> Row[*tupl
         )
         .on_conflict_do_nothing(index_elements=[Job.name])
     )
-    return connection.execute(
-        select(Job.__table__).where(Job.name == registration.job).with_for_update()
-    ).one()
+    return find_job(connection, registration.job, locked=True)
 
 
 def _max_parallelism_if_new(registration: Registration) -> int:

@@ -6,71 +6,163 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, update
-from sqlalchemy.dialects.postgresql import Range, insert
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    any_,
+    func,
+    literal,
+    or_,
+    select,
+)
+from sqlalchemy.dialects.postgresql import INT4RANGE, Range, insert
 
+from cairn.catalog.job.coverage import Coverage
+from cairn.catalog.job.group_commits import StoredSegment, committed_segments
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from metastore.enums import KEYED, OF_AN_ATTEMPT, CheckpointStatus, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment
+from metastore.enums import KEYED, CheckpointStatus, CommitStatus, SegmentKind, SegmentStatus
+from metastore.models import Checkpoint, GroupCommit, Job, PhysicalFile, PlacedSegment, Run
 
 HANDLE_COLUMNS = (
-    Segment.segment_id,
-    Segment.kind,
+    PlacedSegment.segment_id,
+    PlacedSegment.kind,
     PhysicalFile.path,
-    Segment.offset_bytes,
-    Segment.size_bytes,
-    Segment.sha256,
-    Segment.key_groups,
-    Segment.entries,
-    Segment.first_checkpoint,
-    Segment.as_of_checkpoint,
-    Segment.released_checkpoint,
-    Segment.sequence_number,
+    PlacedSegment.offset_bytes,
+    PlacedSegment.size_bytes,
+    PlacedSegment.sha256,
+    PlacedSegment.key_groups,
+    PlacedSegment.entries,
+    PlacedSegment.first_checkpoint,
+    PlacedSegment.as_of_checkpoint,
+    PlacedSegment.released_checkpoint,
+    PlacedSegment.sequence_number,
 )
 
 
 def segments_at(
     connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
 ) -> list[SegmentHandle]:
-    """Returns a checkpoint's segments of keyed state in the key groups, in order of replay.
+    """Returns what a restore of some key groups to a checkpoint reads, in order of replay.
 
     Replay order: by `as_of_checkpoint`, and within one a changelog before an increment before a
     base, because a base replaces its key groups whole.
     """
-    rows = connection.execute(
-        select(*HANDLE_COLUMNS)
-        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
-        .where(
-            state_of(job_id, checkpoint_id),
-            Segment.kind.in_(KEYED),
-            Segment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
-        )
+    stored = stored_at(connection, job_id, checkpoint_id, key_groups)
+    handles = [one.handle for one in stored if one.handle.kind in KEYED]
+    return sorted(handles, key=replay_order)
+
+
+def stored_at(
+    connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
+) -> list[StoredSegment]:
+    """Returns the segments of a checkpoint's state that are needed in some key groups.
+
+    Of all kinds; one of an operator's lists where its subtask has key groups among them.
+    """
+    placed = placed_segments(
+        connection,
+        state_of(job_id, checkpoint_id),
+        PlacedSegment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
     )
-    return sorted(map(handle_of, rows), key=replay_order)
+    committed = commits_after(connection, job_id, placed, key_groups, until=checkpoint_id)
+    return [*placed, *committed]
+
+
+def commits_after(
+    connection: Connection,
+    job_id: str,
+    placed: Sequence[StoredSegment],
+    key_groups: KeyGroupRange,
+    *,
+    until: int,
+) -> list[StoredSegment]:
+    """Returns the segments of group commits up to a checkpoint that are not covered.
+
+    Those of one checkpoint alone are of `until`. `placed` has the bases and increments that count.
+    """
+    coverage = Coverage.of(one.handle for one in placed)
+    return [
+        one
+        for one in committed_segments(
+            connection,
+            GroupCommit.job_id == job_id,
+            GroupCommit.status == CommitStatus.LIVE,
+            GroupCommit.checkpoint_id <= until,
+            or_(
+                and_(
+                    # All before is covered, and may be deleted.
+                    GroupCommit.checkpoint_id > coverage.least(key_groups),
+                    GroupCommit.key_groups.op("&&")(
+                        literal(Range(key_groups.start, key_groups.end), INT4RANGE)
+                    ),
+                ),
+                GroupCommit.checkpoint_id == until,
+            ),
+        )
+        if (
+            one.handle.first_checkpoint == until
+            and len(one.handle.key_groups.intersect(key_groups)) > 0
+            if one.handle.kind.is_exclusive
+            else coverage.is_needed(one.handle, key_groups)
+        )
+    ]
+
+
+def placed_segments(connection: Connection, *which: ColumnElement[bool]) -> list[StoredSegment]:
+    """Returns the placed segments that fulfil the conditions."""
+    rows = connection.execute(
+        select(*HANDLE_COLUMNS, PlacedSegment.subtask, PlacedSegment.file_id, PhysicalFile.scope)
+        .join(PhysicalFile, PhysicalFile.file_id == PlacedSegment.file_id)
+        .where(*which)
+    )
+    return [
+        StoredSegment(
+            subtask=row.subtask,
+            file_id=str(row.file_id),
+            scope=row.scope,
+            handle=handle_of(row),
+        )
+        for row in rows
+    ]
 
 
 def lists_at(connection: Connection, job_id: str, checkpoint_id: int) -> dict[int, SegmentHandle]:
     """Returns a checkpoint's segments of operator lists by subtask; most have none."""
-    rows = connection.execute(
-        select(Segment.subtask, *HANDLE_COLUMNS)
-        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
-        .where(state_of(job_id, checkpoint_id), Segment.kind == SegmentKind.OPERATOR)
+    placed = placed_segments(
+        connection,
+        state_of(job_id, checkpoint_id),
+        PlacedSegment.kind == SegmentKind.OPERATOR,
     )
-    return {row.subtask: handle_of(row) for row in rows}
+    committed = committed_segments(
+        connection,
+        GroupCommit.job_id == job_id,
+        GroupCommit.checkpoint_id == checkpoint_id,
+        GroupCommit.status == CommitStatus.LIVE,
+        literal(SegmentKind.OPERATOR.value) == any_(GroupCommit.segment_kinds),
+    )
+    return {
+        one.subtask: one.handle
+        for one in (*placed, *committed)
+        if one.handle.kind is SegmentKind.OPERATOR
+    }
 
 
 def state_of(job_id: str, checkpoint_id: int) -> ColumnElement[bool]:
-    """Returns the condition that a segment is part of a checkpoint's state, of any kind."""
+    """Returns the condition that a placed segment is part of a checkpoint's state."""
     return and_(
-        Segment.job_id == job_id,
-        Segment.status == SegmentStatus.LIVE,
+        PlacedSegment.job_id == job_id,
+        PlacedSegment.status == SegmentStatus.LIVE,
         # A manifest describes the state and is no part of it.
-        Segment.kind != SegmentKind.MANIFEST,
-        Segment.first_checkpoint <= checkpoint_id,
-        or_(
-            Segment.released_checkpoint.is_(None),
-            Segment.released_checkpoint > checkpoint_id,
+        PlacedSegment.kind != SegmentKind.MANIFEST,
+        func.cairn.is_part_of(
+            PlacedSegment.first_checkpoint,
+            PlacedSegment.released_checkpoint,
+            checkpoint_id,
+            type_=Boolean,
         ),
     )
 
@@ -132,32 +224,10 @@ def handle_of(row: Row[*tuple[Any, ...]]) -> SegmentHandle:
     )
 
 
-def made_in(job_id: str, checkpoints: Sequence[int]) -> ColumnElement[bool]:
-    """Returns the condition that a segment is what attempts at some checkpoints have made.
-
-    A base is the state of a confirmed checkpoint and outlives the one it was made in.
-    """
-    return and_(
-        Segment.job_id == job_id,
-        Segment.first_checkpoint.in_(checkpoints),
-        Segment.kind.in_(OF_AN_ATTEMPT),
-    )
-
-
-def kill_segments(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Makes segments part of no checkpoint, past or future: their attempt or checkpoint lost."""
-    connection.execute(
-        update(Segment)
-        .where(which, Segment.status == SegmentStatus.LIVE)
-        # An empty interval: no checkpoint has it, whichever condition is asked.
-        .values(status=SegmentStatus.DEAD, released_checkpoint=Segment.first_checkpoint)
-    )
-
-
 def place_segments(
     connection: Connection, job_id: str, segments: Sequence[tuple[str, int, SegmentHandle]]
 ) -> None:
-    """Inserts segments, at least one, each with its sealed file's id and its subtask.
+    """Inserts placed segments, at least one, each with its sealed file's id and its subtask.
 
     Those whose ids are known are passed over.
     """
@@ -181,5 +251,6 @@ def place_segments(
         for file_id, subtask, handle in segments
     ]
     connection.execute(
-        insert(Segment).on_conflict_do_nothing(index_elements=[Segment.segment_id]), rows
+        insert(PlacedSegment).on_conflict_do_nothing(index_elements=[PlacedSegment.segment_id]),
+        rows,
     )

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from cairn.errors import RefusedError
-from metastore.models import Checkpoint, SubtaskAck
+from metastore.group_commits import SubtaskAck
+from metastore.models import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

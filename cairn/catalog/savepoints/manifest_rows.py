@@ -16,13 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.fencing import lock_job, require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
-from cairn.catalog.job.segments import (
-    HANDLE_COLUMNS,
-    handle_of,
-    place_segments,
-    replay_order,
-    state_of,
-)
+from cairn.catalog.job.segments import place_segments, replay_order, stored_at
 from cairn.catalog.job.times import latest
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle, SegmentSpec
@@ -30,7 +24,8 @@ from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, Job, PhysicalFile, Run, Segment, StateVariable, SubtaskAck
+from metastore.group_commits import SubtaskAck
+from metastore.models import Checkpoint, Job, PhysicalFile, PlacedSegment, Run, StateVariable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +136,10 @@ def manifest_handle(manifest: Manifest, file_id: str, path: str, data: bytes) ->
 def newest_manifest(connection: Connection, job_id: str) -> int:
     """Returns the newest checkpoint whose manifest is written; 0 if there is none."""
     return connection.execute(
-        select(func.coalesce(func.max(Segment.first_checkpoint), 0)).where(
-            Segment.job_id == job_id,
-            Segment.status == SegmentStatus.LIVE,
-            Segment.kind == SegmentKind.MANIFEST,
+        select(func.coalesce(func.max(PlacedSegment.first_checkpoint), 0)).where(
+            PlacedSegment.job_id == job_id,
+            PlacedSegment.status == SegmentStatus.LIVE,
+            PlacedSegment.kind == SegmentKind.MANIFEST,
         )
     ).scalar_one()
 
@@ -163,7 +158,7 @@ def _describe(connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id:
             job=job.name,
             checkpoint=checkpoint_id,
         )
-    files, segments = _segments(connection, job.job_id, checkpoint_id)
+    files, segments = _segments(connection, job, checkpoint_id)
     return Manifest(
         job=job.name,
         job_id=job.job_id,
@@ -221,34 +216,30 @@ def _variables(
 
 
 def _segments(
-    connection: Connection, job_id: str, checkpoint_id: int
+    connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int
 ) -> tuple[tuple[ManifestFile, ...], tuple[ManifestSegment, ...]]:
-    rows = connection.execute(
-        select(*HANDLE_COLUMNS, Segment.subtask, Segment.file_id, PhysicalFile.scope)
-        .join(PhysicalFile, PhysicalFile.file_id == Segment.file_id)
-        .where(state_of(job_id, checkpoint_id))
-    ).all()
-    files = {(row.path, str(row.file_id), row.scope) for row in rows}
-    pairs = sorted(
-        ((row, handle_of(row)) for row in rows),
-        key=lambda pair: (replay_order(pair[1]), pair[1].segment_id),
+    everything = KeyGroupRange(0, job.max_parallelism)
+    stored = sorted(
+        stored_at(connection, job.job_id, checkpoint_id, everything),
+        key=lambda one: (replay_order(one.handle), one.handle.segment_id),
     )
+    files = {(one.handle.path, one.file_id, one.scope) for one in stored}
     return tuple(
         ManifestFile(file_id, path, scope) for path, file_id, scope in sorted(files)
     ), tuple(
         ManifestSegment(
-            segment_id=handle.segment_id,
-            file_id=str(row.file_id),
-            kind=handle.kind,
-            subtask=row.subtask,
-            key_groups=handle.key_groups,
-            offset=handle.offset,
-            size_bytes=handle.size_bytes,
-            sha256=handle.sha256,
-            entries=handle.entries,
-            first_checkpoint=handle.first_checkpoint,
-            as_of_checkpoint=handle.as_of_checkpoint,
-            sequence_number=handle.sequence_number,
+            segment_id=one.handle.segment_id,
+            file_id=one.file_id,
+            kind=one.handle.kind,
+            subtask=one.subtask,
+            key_groups=one.handle.key_groups,
+            offset=one.handle.offset,
+            size_bytes=one.handle.size_bytes,
+            sha256=one.handle.sha256,
+            entries=one.handle.entries,
+            first_checkpoint=one.handle.first_checkpoint,
+            as_of_checkpoint=one.handle.as_of_checkpoint,
+            sequence_number=one.handle.sequence_number,
         )
-        for row, handle in pairs
+        for one in stored
     )

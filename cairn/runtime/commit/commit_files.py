@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.acks import Ack, acknowledge
+from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.files import Uploaded
+from cairn.catalog.job.group_commits import Ack
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
 from cairn.layout import exclusive_file, task_manager_file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,7 +79,6 @@ def _append(store: ObjectStore, file: AppendableFile, chunks: Sequence[bytes]) -
     store.append(file.path, file.size_bytes, chunks)
     took_ms = round((time.monotonic() - began) * 1000)
     stats = UploadStats(
-        commit_id=str(uuid.uuid4()),
         segments=len(chunks),
         size_bytes=size_bytes,
         requests=1,

@@ -210,7 +210,6 @@ class _Upload:
     def _won(self, winner: _Answer, waited: Waited) -> Uploaded:
         kinds = [request.kind for request in self._requests]
         stats = UploadStats(
-            commit_id=str(uuid.uuid4()),
             segments=len(self._chunks),
             size_bytes=self._size_bytes,
             requests=len(kinds),

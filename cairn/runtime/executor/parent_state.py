@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from cairn.catalog.job.begin import BatchStart, Parent
+from cairn.catalog.job.batch_start import BatchStart, Parent
 from cairn.catalog.job.segments import current_epoch, lineage_of, segments_at
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle

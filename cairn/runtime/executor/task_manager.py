@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.begin import BatchStart, begin_batch
+from cairn.catalog.job.batch_start import BatchStart
+from cairn.catalog.job.begin import begin_batch
 from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle
 from cairn.layout import task_manager_directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.batch_start import Clock
 from cairn.runtime.executor.local_store import Weight
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.materialization.order import Order, is_placed, place

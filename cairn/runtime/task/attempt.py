@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.begin import BatchStart
+from cairn.catalog.job.batch_start import BatchStart
 from cairn.runtime.commit.changelog import Changelog
 from cairn.runtime.commit.commit_files import Request, SubtaskResult
 from cairn.runtime.commit.group_commit import Running, ask, commit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from cairn.catalog.job.begin import Parent
+from cairn.catalog.job.batch_start import Parent
 from cairn.catalog.savepoints.manifest_rows import newest_manifest
 from cairn.errors import CorruptSegmentError, RefusedError, StoreFailedError
 from cairn.runtime.executor.task_manager import TaskManager, write_whole

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.begin import BatchStart
+from cairn.catalog.job.batch_start import BatchStart
 from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.commit.changelog import Changelog

@@ -227,7 +227,7 @@ CREATE TABLE cairn.pins (
 CREATE INDEX ix_pins__job_id_checkpoint_id ON cairn.pins (job_id, checkpoint_id)
     WHERE removed_at IS NULL;
 
-CREATE TABLE cairn.segments (
+CREATE TABLE cairn.placed_segments (
     segment_id UUID NOT NULL,
     job_id TEXT NOT NULL,
     file_id UUID NOT NULL,
@@ -244,72 +244,110 @@ CREATE TABLE cairn.segments (
     released_checkpoint BIGINT,
     status VARCHAR(16) DEFAULT 'LIVE' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_segments PRIMARY KEY (segment_id),
-    CONSTRAINT ck_segments__status_known CHECK (status IN ('LIVE', 'DEAD')),
-    CONSTRAINT ck_segments__kind_known
+    CONSTRAINT pk_placed_segments PRIMARY KEY (segment_id),
+    CONSTRAINT ck_placed_segments__status_known CHECK (status IN ('LIVE', 'DEAD')),
+    CONSTRAINT ck_placed_segments__kind_known
         CHECK (kind IN ('changelog', 'keyed_full', 'keyed_increment', 'operator',
             'channel', 'manifest')),
-    CONSTRAINT ck_segments__range_sane CHECK (offset_bytes >= 0 AND size_bytes > 0),
-    CONSTRAINT ck_segments__released_after_first
+    CONSTRAINT ck_placed_segments__range_sane CHECK (offset_bytes >= 0 AND size_bytes > 0),
+    CONSTRAINT ck_placed_segments__released_after_first
         CHECK (released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint),
-    CONSTRAINT ck_segments__exclusive_to_one
+    CONSTRAINT ck_placed_segments__exclusive_to_one
         CHECK (kind NOT IN ('operator', 'channel', 'manifest')
             OR (released_checkpoint IS NOT NULL AND released_checkpoint <= first_checkpoint + 1)),
-    CONSTRAINT fk_segments__file_id FOREIGN KEY (file_id) REFERENCES cairn.physical_files (file_id)
+    CONSTRAINT fk_placed_segments__file_id FOREIGN KEY (file_id) REFERENCES cairn.physical_files (file_id)
 );
 
-CREATE INDEX ix_segments__file_id ON cairn.segments (file_id);
+CREATE INDEX ix_placed_segments__file_id ON cairn.placed_segments (file_id);
 
-CREATE INDEX ix_segments__live ON cairn.segments (job_id, first_checkpoint) WHERE status = 'LIVE';
+CREATE INDEX ix_placed_segments__job_id_first_checkpoint
+    ON cairn.placed_segments (job_id, first_checkpoint);
 
-CREATE UNIQUE INDEX uq_segments__operator ON cairn.segments (job_id, first_checkpoint, subtask)
+CREATE INDEX ix_placed_segments__live ON cairn.placed_segments (job_id, first_checkpoint) WHERE status = 'LIVE';
+
+CREATE UNIQUE INDEX uq_placed_segments__operator ON cairn.placed_segments (job_id, first_checkpoint, subtask)
     WHERE kind = 'operator' AND status = 'LIVE';
 
-CREATE UNIQUE INDEX uq_segments__sequence_number
-    ON cairn.segments (job_id, first_checkpoint, subtask, sequence_number)
+CREATE UNIQUE INDEX uq_placed_segments__sequence_number
+    ON cairn.placed_segments (job_id, first_checkpoint, subtask, sequence_number)
     WHERE kind = 'changelog' AND status = 'LIVE';
 
-CREATE TABLE cairn.subtask_acks (
-    job_id TEXT NOT NULL,
-    checkpoint_id BIGINT NOT NULL,
-    subtask BIGINT NOT NULL,
-    attempt_id UUID NOT NULL,
-    task_attempt BIGINT NOT NULL,
-    tm_id TEXT NOT NULL,
-    input_rows BIGINT NOT NULL,
-    late_rows BIGINT DEFAULT '0' NOT NULL,
-    max_event_ms BIGINT[] DEFAULT '{}' NOT NULL,
-    restore_ms BIGINT NOT NULL,
-    acked_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_subtask_acks PRIMARY KEY (job_id, checkpoint_id, subtask),
-    CONSTRAINT fk_subtask_acks__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)
-        REFERENCES cairn.checkpoints (job_id, checkpoint_id)
-);
-
-CREATE TABLE cairn.upload_stats (
+CREATE TABLE cairn.group_commits (
     commit_id UUID NOT NULL,
     job_id TEXT NOT NULL,
     checkpoint_id BIGINT NOT NULL,
+    file_id UUID,
     tm_id TEXT NOT NULL,
-    files BIGINT NOT NULL,
-    segments BIGINT NOT NULL,
-    size_bytes BIGINT NOT NULL,
-    requests BIGINT NOT NULL,
-    retries BIGINT NOT NULL,
-    hedges BIGINT NOT NULL,
-    hedge_wins BIGINT NOT NULL,
-    failed_attempts BIGINT NOT NULL,
-    winning_attempt BIGINT NOT NULL,
-    failed_uploads BIGINT NOT NULL,
-    queue_size BIGINT NOT NULL,
-    wait_ms BIGINT NOT NULL,
-    upload_ms BIGINT NOT NULL,
-    longest_request_ms BIGINT NOT NULL,
-    pool_wait_ms BIGINT DEFAULT '0' NOT NULL,
-    recorded_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_upload_stats PRIMARY KEY (commit_id),
-    CONSTRAINT fk_upload_stats__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)
-        REFERENCES cairn.checkpoints (job_id, checkpoint_id)
+    parallelism INTEGER NOT NULL,
+    max_parallelism INTEGER NOT NULL,
+    status VARCHAR(16) DEFAULT 'LIVE' NOT NULL,
+    subtasks INTEGER[] DEFAULT '{}' NOT NULL,
+    attempt_ids UUID[] DEFAULT '{}' NOT NULL,
+    task_attempts BIGINT[] DEFAULT '{}' NOT NULL,
+    input_rows INTEGER[] DEFAULT '{}' NOT NULL,
+    late_rows INTEGER[],
+    max_event_ms BIGINT[],
+    restore_ms INTEGER[] DEFAULT '{}' NOT NULL,
+    replaced_subtasks INTEGER[] DEFAULT '{}' NOT NULL,
+    segment_ids UUID[] DEFAULT '{}' NOT NULL,
+    segment_subtasks INTEGER[] DEFAULT '{}' NOT NULL,
+    segment_kinds TEXT[],
+    sequence_numbers SMALLINT[],
+    offsets_bytes BIGINT[] DEFAULT '{}' NOT NULL,
+    sizes_bytes BIGINT[] DEFAULT '{}' NOT NULL,
+    sha256s BYTEA[] DEFAULT '{}' NOT NULL,
+    entries INTEGER[] DEFAULT '{}' NOT NULL,
+    key_groups INT4MULTIRANGE NOT NULL,
+    uploaded_files SMALLINT,
+    uploaded_segments INTEGER,
+    uploaded_bytes BIGINT,
+    requests SMALLINT,
+    retries SMALLINT,
+    hedges SMALLINT,
+    hedge_wins SMALLINT,
+    failed_attempts SMALLINT,
+    winning_attempt SMALLINT,
+    failed_uploads SMALLINT,
+    queue_size SMALLINT,
+    wait_ms INTEGER,
+    upload_ms INTEGER,
+    longest_request_ms INTEGER,
+    pool_wait_ms INTEGER,
+    acked_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_group_commits PRIMARY KEY (commit_id),
+    CONSTRAINT fk_group_commits__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)
+        REFERENCES cairn.checkpoints (job_id, checkpoint_id),
+    CONSTRAINT fk_group_commits__file_id FOREIGN KEY (file_id)
+        REFERENCES cairn.physical_files (file_id),
+    CONSTRAINT ck_group_commits__status_known CHECK (status IN ('LIVE', 'DEAD', 'ABORTED')),
+    CONSTRAINT ck_group_commits__acks_aligned CHECK (
+        cardinality(attempt_ids) = cardinality(subtasks)
+        AND cardinality(task_attempts) = cardinality(subtasks)
+        AND cardinality(input_rows) = cardinality(subtasks)
+        AND cardinality(restore_ms) = cardinality(subtasks)
+        AND (late_rows IS NULL OR cardinality(late_rows) = cardinality(subtasks))
+        AND (max_event_ms IS NULL OR cardinality(max_event_ms) % cardinality(subtasks) = 0)
+    ),
+    CONSTRAINT ck_group_commits__segments_aligned CHECK (
+        cardinality(segment_subtasks) = cardinality(segment_ids)
+        AND cardinality(offsets_bytes) = cardinality(segment_ids)
+        AND cardinality(sizes_bytes) = cardinality(segment_ids)
+        AND cardinality(sha256s) = cardinality(segment_ids)
+        AND cardinality(entries) = cardinality(segment_ids)
+        AND (segment_kinds IS NULL OR cardinality(segment_kinds) = cardinality(segment_ids))
+        AND (sequence_numbers IS NULL OR cardinality(sequence_numbers) = cardinality(segment_ids))
+        AND (file_id IS NULL) = (cardinality(segment_ids) = 0)
+    ),
+    CONSTRAINT ck_group_commits__ranges_sane
+        CHECK (0 <= ALL (offsets_bytes) AND 0 < ALL (sizes_bytes)),
+    CONSTRAINT ck_group_commits__kinds_known
+        CHECK (segment_kinds <@ ARRAY['changelog', 'operator', 'channel'])
 );
 
-CREATE INDEX ix_upload_stats__job_id_checkpoint_id ON cairn.upload_stats (job_id, checkpoint_id);
+CREATE INDEX ix_group_commits__file_id ON cairn.group_commits (file_id) WHERE file_id IS NOT NULL;
+
+CREATE INDEX ix_group_commits__job_id_checkpoint_id
+    ON cairn.group_commits (job_id, checkpoint_id);
+
+CREATE INDEX ix_group_commits__live ON cairn.group_commits (job_id, checkpoint_id)
+    WHERE status = 'LIVE';

@@ -80,9 +80,11 @@ def test_what_was_uploaded_early_is_not_uploaded_again(query: Query) -> None:
     assert [handle.path for handle in query.handles(1)] == store.written
     sealed = "SELECT status, live_segments FROM cairn.physical_files"
     assert rows(query.plan, sealed) == [("SEALED", 1)] * 2
-    assert rows(query.plan, "SELECT files, segments, requests FROM cairn.upload_stats") == [
-        (2, 2, 2)
-    ]
+    assert rows(
+        query.plan,
+        "SELECT files, upload_batch_sizes, number_of_upload_requests"
+        " FROM cairn.v_changelog_storage",
+    ) == [(2, 2, 2)]
 
 
 def test_an_upload_under_way_is_waited_for_and_one_that_waits_is_left_to_the_commit(
@@ -122,7 +124,7 @@ def test_a_segment_whose_early_upload_failed_is_written_by_the_commit(query: Que
     assert query.replayed(1) == [[b"a"], [b"b"]]
     statuses = "SELECT status, live_segments FROM cairn.physical_files ORDER BY created_at"
     assert rows(query.plan, statuses) == [("WRITING", 0), ("SEALED", 2)]
-    assert rows(query.plan, "SELECT failed_uploads FROM cairn.upload_stats") == [1]
+    assert rows(query.plan, "SELECT failed_uploads FROM cairn.group_commits") == [1]
 
 
 def test_an_early_upload_that_can_never_work_fails_the_task(query: Query) -> None:

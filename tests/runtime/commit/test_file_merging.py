@@ -51,16 +51,14 @@ def test_with_the_defaults_a_commit_is_an_intent_a_put_and_an_ack(stream: Stream
     assert store.requests == ["put"]
     assert len(commits) == 2
     assert statements == [
-        "SELECT cairn.jobs.current_epoch, cairn.jobs.query_id,",
+        "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(job_id)s, 0));",
         "INSERT INTO cairn.physical_files",
-        "UPDATE cairn.jobs SET",
-        "SELECT cairn.jobs.current_epoch, cairn.jobs.query_id,",
-        "SELECT cairn.checkpoints.status, cairn.checkpoints.epoch",
-        "SELECT cairn.subtask_acks.subtask, cairn.subtask_acks.task_attempt",
+        "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(job_id)s, 0));",
+        "SELECT cairn.checkpoints.status, cairn.checkpoints.epoch,",
+        "SELECT cairn.group_commits.subtasks, cairn.group_commits.task_attempts,",
         "UPDATE cairn.physical_files SET",
-        "INSERT INTO cairn.segments",
-        "INSERT INTO cairn.subtask_acks",
-        "WITH recorded AS",  # and updates the checkpoint
+        "INSERT INTO cairn.group_commits",
+        "UPDATE cairn.checkpoints SET",
     ]
 
 

@@ -54,8 +54,8 @@ def test_a_held_request_is_hedged_and_its_object_is_deleted_however_late_it_appe
             Task(uploading.plan, EXECUTOR, 0, subtask, 1, remember(0)).run()
         hedged, plain = uploading.rows(
             "SELECT requests, hedges, hedge_wins, attempts_per_upload"
-            " FROM cairn.v_changelog_storage JOIN (SELECT requests, commit_id"
-            " FROM cairn.upload_stats) s ON total_attempts_per_upload = requests ORDER BY 1 DESC"
+            " FROM cairn.v_changelog_storage JOIN (SELECT requests"
+            " FROM cairn.group_commits) s ON total_attempts_per_upload = requests ORDER BY 1 DESC"
         )
         assert (hedged, plain) == ((2, 1, 1, 2), (1, 0, 0, 1))
         assert read_back(uploading.plan, 1) == remembered(1)

@@ -9,7 +9,7 @@ from functools import partial
 
 from sqlalchemy import text
 
-from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.batch_start import Clock
 from cairn.catalog.job.segments import segments_at
 from cairn.handles import SegmentHandle
 from cairn.locks import try_lock

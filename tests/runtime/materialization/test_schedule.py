@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.catalog.job.begin import Clock
+from cairn.catalog.job.batch_start import Clock
 from cairn.runtime.materialization.schedule import is_due
 
 INTERVAL_MS = 1000

@@ -1,0 +1,419 @@
+"""What a group commit says is one row, which reads as segments and acks, guarded as those were."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import insert, update
+
+from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
+from cairn.catalog.cleanup.snapshot import read_snapshot
+from cairn.catalog.job.acks import acknowledge
+from cairn.catalog.job.begin import begin_batch
+from cairn.catalog.job.coverage import Coverage
+from cairn.catalog.job.fencing import lock_job
+from cairn.catalog.job.group_commits import Ack
+from cairn.catalog.job.upload_stats import UploadStats
+from cairn.errors import RefusedError
+from cairn.handles import SegmentHandle
+from cairn.keygroups import KeyGroupRange, range_of
+from metastore.enums import SegmentKind
+from metastore.models import GroupCommit
+from tests.metastore.rows import Rows
+from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps
+
+SUBTASKS = 8
+
+
+@pytest.fixture
+def steps(shared_metastore_url: str, tmp_path: Path) -> Steps:
+    return Steps(shared_metastore_url, f"file://{tmp_path}")
+
+
+acks = st.lists(
+    st.builds(
+        lambda subtask, rows, late, times, segments: (subtask, rows, late, times, segments),
+        st.integers(0, SUBTASKS - 1),
+        st.integers(0, 5),
+        st.integers(0, 2),
+        st.lists(st.none() | st.integers(0, 9), max_size=2).map(tuple),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=SUBTASKS,
+    unique_by=lambda one: one[0],
+)
+
+
+def acks_of(job: Steps, drawn: list[Any], *, with_lists: bool) -> list[Ack]:
+    made, offset = [], 0
+    for subtask, rows, late, times, number in drawn:
+        segments = [
+            replace(job.changelog(1, 1, subtask, offset + place), sequence_number=place)
+            for place in range(number)
+        ]
+        segments += [job.lists(1, 1, subtask, offset + 9)] if with_lists else []
+        offset += 10
+        made.append(
+            Ack(
+                subtask=subtask,
+                attempt_id=str(uuid4()),
+                task_attempt=subtask + 1,
+                input_rows=rows + late,
+                restore_ms=rows,
+                segments=tuple(segments),
+                late_rows=late,
+                max_event_ms=times,
+            )
+        )
+    return made
+
+
+def padded(times: tuple[int | None, ...], inputs: int) -> list[int | None]:
+    return [*times, *[None] * (inputs - len(times))]
+
+
+def handle_columns(subtask: int, handle: SegmentHandle) -> tuple[Any, ...]:
+    return (
+        subtask,
+        handle.segment_id,
+        handle.kind,
+        handle.sequence_number,
+        handle.offset,
+        handle.size_bytes,
+        handle.sha256,
+        handle.key_groups.start,
+        handle.key_groups.end,
+        handle.first_checkpoint,
+        handle.released_checkpoint,
+    )
+
+
+@given(drawn=acks, with_lists=st.booleans())
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_group_reads_back_as_the_segments_and_acks_that_it_was_made_of(
+    steps: Steps, drawn: list[Any], with_lists: bool
+) -> None:
+    job = replace(steps, name=f"job-{uuid4().hex[:8]}", parallelism={})
+    batch = job.ref(job.register(SUBTASKS), 0)
+    job.begin(batch)
+    file = replace(job.intend(batch), size_bytes=100 * SIZE_BYTES)
+    made = acks_of(job, drawn, with_lists=with_lists)
+    job.commit(batch, 1, made, file)
+    inputs = max(len(a.max_event_ms) for a in made)
+    read = job.sql(
+        "SELECT subtask, attempt_id::text, task_attempt, input_rows, restore_ms, late_rows,"
+        " max_event_ms FROM cairn.subtask_acks WHERE job_id = :job ORDER BY subtask"
+    )
+    assert read == [
+        (
+            a.subtask,
+            a.attempt_id,
+            a.task_attempt,
+            a.input_rows,
+            a.restore_ms,
+            a.late_rows,
+            padded(a.max_event_ms, inputs),
+        )
+        for a in sorted(made, key=lambda ack: ack.subtask)
+    ]
+    segments = job.sql(
+        "SELECT subtask, segment_id::text, kind, sequence_number, offset_bytes, size_bytes, sha256,"
+        " lower(key_groups), upper(key_groups), first_checkpoint, released_checkpoint"
+        " FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'"
+    )
+    assert sorted(segments) == sorted(
+        handle_columns(a.subtask, s) for a in made for s in a.segments
+    )
+    assert job.file_facts(file)[1:] == (len(segments), len(segments) * SIZE_BYTES)
+
+
+STATS = UploadStats(
+    segments=12,
+    size_bytes=1200,
+    requests=1,
+    retries=0,
+    hedges=0,
+    hedge_wins=0,
+    failed_attempts=0,
+    winning_attempt=1,
+    failed_uploads=0,
+    queue_size=0,
+    wait_ms=1,
+    upload_ms=9,
+    longest_request_ms=9,
+)
+
+
+def test_a_group_commit_of_twelve_subtasks_is_two_rows_and_two_kilobytes(steps: Steps) -> None:
+    batch = steps.ref(steps.register(48, max_parallelism=512), 0)
+    steps.begin(batch)
+    file = replace(steps.intend(batch), size_bytes=12 * SIZE_BYTES)
+    one = steps.changelog(1, 1, 0, 0)
+    acks = [
+        Ack(
+            subtask=subtask,
+            attempt_id=str(uuid4()),
+            task_attempt=1000 + subtask,
+            input_rows=100,
+            restore_ms=7,
+            segments=(
+                replace(
+                    one,
+                    segment_id=str(uuid4()),
+                    offset=subtask * SIZE_BYTES,
+                    key_groups=range_of(subtask, 48, 512),
+                    sha256=uuid4().hex * 2,
+                ),
+            ),
+        )
+        for subtask in range(12)
+    ]
+    commit = partial(acknowledge, batch=batch, checkpoint_id=1, tm_id="1-abcdef012345", acks=acks)
+    steps.run(partial(commit, files={"": file}, uploads=[STATS]))
+    sizes = steps.sql(
+        "SELECT pg_column_size(t.*) FROM cairn.group_commits t WHERE job_id = :job"
+        " UNION ALL SELECT pg_column_size(t.*) FROM cairn.physical_files t WHERE job_id = :job"
+    )
+    assert len(sizes) == 2
+    assert sum(size for (size,) in sizes) <= 2048, sizes
+
+
+def test_an_ack_without_segments_is_not_given_twice(rows: Rows) -> None:
+    rows.checkpoint(1)
+    rows.ack(1, 0, input_rows=1)
+    with pytest.raises(RefusedError, match="replaces the attempt that was acknowledged before"):
+        rows.ack(1, 0, input_rows=1)
+
+
+def test_a_second_ack_of_a_subtask_is_refused_whoever_adds_it(rows: Rows) -> None:
+    rows.checkpoint(1)
+    commit_id = rows.packed(rows.file(), 1, 0, 1)
+    with pytest.raises(RefusedError, match="replaces the attempt that was acknowledged before"):
+        rows.packed(rows.file(), 1, 1)
+    rows.execute(
+        update(GroupCommit).where(GroupCommit.commit_id == commit_id).values(replaced_subtasks=[1])
+    )
+    rows.packed(rows.file(), 1, 1)
+
+
+def test_two_acks_of_a_subtask_at_once_leave_one(rows: Rows) -> None:
+    rows.checkpoint(1)
+    first, second = rows.file(), rows.file()
+    with ThreadPoolExecutor() as threads, rows.catalog.begin() as connection:
+        connection.execute(insert(GroupCommit).values(rows.packed_columns(first, 1, 0)))
+        late = threads.submit(rows.packed, second, 1, 0)
+        assert not late.done()
+        connection.commit()
+        with pytest.raises(RefusedError, match="replaces the attempt"):
+            late.result()
+
+
+def test_a_replaced_subtask_stays_replaced(rows: Rows) -> None:
+    rows.checkpoint(1)
+    which = GroupCommit.commit_id == rows.packed(rows.file(), 1, 0)
+    rows.execute(update(GroupCommit).where(which).values(replaced_subtasks=[0]))
+    with pytest.raises(RefusedError, match="replaced_subtasks of a row never change"):
+        rows.execute(update(GroupCommit).where(which).values(replaced_subtasks=[]))
+
+
+@pytest.mark.parametrize("status", ["DEAD", "ABORTED"])
+def test_live_counters_follow_replacing_and_dying(rows: Rows, status: str) -> None:
+    rows.checkpoint(1)
+    file_id = rows.file()
+    which = GroupCommit.commit_id == rows.packed(file_id, 1, 0, 1)
+    assert rows.counters(file_id) == (2, 200)
+    rows.execute(update(GroupCommit).where(which).values(replaced_subtasks=[1]))
+    assert rows.counters(file_id) == (1, 100)
+    rows.set_status(GroupCommit, which, status)
+    assert rows.counters(file_id) == (0, 0)
+
+
+def test_no_group_commit_is_added_to_a_condemned_file(rows: Rows) -> None:
+    rows.checkpoint(1)
+    with pytest.raises(RefusedError, match="no segment can be made"):
+        rows.packed(rows.file("CONDEMNED"), 1, 0)
+
+
+def test_a_segment_that_is_not_of_its_subtasks_key_groups_is_not_packed(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    [ack], file = steps.group(batch, 1, [0])
+    wide = replace(ack.segments[0], key_groups=KeyGroupRange(0, MAX_PARALLELISM))
+    with pytest.raises(ValueError, match="subtask 0 of a group commit has"):
+        steps.commit(batch, 1, [replace(ack, segments=(wide,))], file)
+
+
+def test_sql_gives_a_subtask_the_same_key_groups(steps: Steps) -> None:
+    steps.register()
+    for parallelism, most in ((1, 1), (3, 128), (128, 128), (200, 512), (7, 32768)):
+        read = steps.sql(
+            "SELECT s, lower(r), upper(r) FROM generate_series(0, :p - 1) AS s"
+            " CROSS JOIN LATERAL cairn.key_groups_of(s, :p, :k) AS r",
+            p=parallelism,
+            k=most,
+        )
+        assert [KeyGroupRange(low, high) for _, low, high in read] == [
+            range_of(subtask, parallelism, most) for subtask in range(parallelism)
+        ]
+
+
+bases = st.lists(
+    st.tuples(
+        st.integers(0, MAX_PARALLELISM - 1), st.integers(1, MAX_PARALLELISM), st.integers(1, 4)
+    ),
+    max_size=5,
+)
+
+
+@given(drawn=bases, made_in=st.integers(1, 5), low=st.integers(0, 7), size=st.integers(1, 8))
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_sql_and_python_agree_on_what_bases_cover(
+    steps: Steps, drawn: list[tuple[int, int, int]], made_in: int, low: int, size: int
+) -> None:
+    job = replace(steps, name=f"job-{uuid4().hex[:8]}", parallelism={})
+    batch = job.ref(job.register(), 0)
+    job.begin(batch)
+    handles: list[SegmentHandle] = []
+    for start, length, as_of in drawn:
+        end = min(start + length, MAX_PARALLELISM)
+        file, handle = job.base(batch, as_of, (start, end))
+        job.install(batch, (file, handle))
+        handles.append(handle)
+    groups = KeyGroupRange(low, min(low + size, MAX_PARALLELISM))
+    until = Coverage.of(handles)
+    [(covered, released)] = job.sql(
+        "SELECT cairn.is_covered(r, :made_in, cairn.covered_until(:job, NULL)),"
+        " cairn.released_at(:job, r, :made_in)"
+        " FROM int4multirange(int4range(:low, :high)) AS r",
+        made_in=made_in,
+        low=groups.start,
+        high=groups.end,
+    )
+    assert covered is (until.least(groups) >= made_in)
+    assert (released is not None) is covered
+
+
+def test_an_executor_that_is_not_the_first_begins_a_batch_while_the_job_is_locked(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    begun = steps.begin(batch)
+    with ThreadPoolExecutor() as threads, steps.catalog.begin() as connection:
+        lock_job(connection, steps.job_id, exclusive=True)
+        again = threads.submit(steps.begin, batch).result(timeout=5)
+    assert again.checkpoint_id == begun.checkpoint_id
+
+
+def test_who_waits_for_the_job_is_not_passed_by_those_who_share_it(steps: Steps) -> None:
+    steps.register()
+    order: list[str] = []
+
+    def hold(name: str, *, exclusive: bool) -> None:
+        with steps.catalog.begin() as connection:
+            lock_job(connection, steps.job_id, exclusive=exclusive)
+            order.append(name)
+
+    with steps.catalog.begin() as connection:
+        lock_job(connection, steps.job_id, exclusive=False)
+        maintenance = threading.Thread(
+            target=hold, args=["maintenance"], kwargs={"exclusive": True}
+        )
+        maintenance.start()
+        steps.wait_until_blocked()
+        executor = threading.Thread(target=hold, args=["executor"], kwargs={"exclusive": False})
+        executor.start()
+        executor.join(timeout=0.2)
+        assert order == [], "the executor came later than the maintenance that waits"
+    maintenance.join()
+    executor.join()
+    assert order == ["maintenance", "executor"]
+
+
+def test_the_parent_comes_with_the_acks_of_the_executors_subtasks_only(steps: Steps) -> None:
+    epoch = steps.register(4)
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    steps.ack(batch, 1, 0, 1)
+    steps.ack(batch, 1, 2, 3)
+    following = steps.ref(epoch, 1)
+    start = steps.run(lambda c: begin_batch(c, following, subtasks=[2]))
+    assert start.parent is not None
+    assert set(start.parent.acks) == {2, 3}, "those of the group commit that has subtask 2"
+
+
+def test_changelog_is_kept_while_a_checkpoint_that_a_base_does_not_serve_is_pinned(
+    steps: Steps,
+) -> None:
+    epoch = steps.register()
+    for batch_id in range(3):
+        steps.whole_batch(epoch, batch_id)
+    batch = steps.ref(epoch, 3)
+    steps.begin(batch)
+    steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
+    steps.ack(batch, 4, 0, 1)
+    for batch_id in range(4, 8):
+        steps.whole_batch(epoch, batch_id)
+    steps.sql(
+        "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"
+        " VALUES (gen_random_uuid(), :job, 2, 'pin')"
+    )
+    before = steps.segments(2)
+    steps.clean()
+    assert steps.segments(2) == before
+    live = "SELECT checkpoint_id FROM cairn.group_commits WHERE job_id = :job AND status = 'LIVE'"
+    assert sorted(c for (c,) in steps.sql(live)) == [1, 2, 4, 5, 6, 7, 8]
+    assert steps.sql(
+        "SELECT kind FROM cairn.segments WHERE kind = :kind AND job_id = :job",
+        kind=SegmentKind.KEYED_FULL.value,
+    )
+
+
+def forged(steps: Steps) -> Applied | None:
+    """Applies a plan that lets all group commits of a job die."""
+    ids = [i for (i,) in steps.sql("SELECT commit_id FROM cairn.group_commits WHERE job_id = :job")]
+    job = steps.run(lambda c: read_snapshot(c, steps.name)).job
+    run_id = uuid4()
+    steps.run(lambda c: store_plan(c, run_id, job, "subsumption", {}, "00"))
+    apply = partial(apply_plan, job=job, run_id=run_id, plan_sha256="00")
+    return steps.run(partial(apply, checkpoints=[], segments=[], commits=ids, files=[]))
+
+
+def test_group_commits_that_no_base_covers_stay_whatever_the_plan_says(steps: Steps) -> None:
+    epoch = steps.register()
+    for batch_id in range(3):
+        steps.whole_batch(epoch, batch_id)
+    steps.sql(
+        "UPDATE cairn.checkpoints SET status = 'ABORTED' WHERE job_id = :job"
+        " AND status = 'COMPLETED'"
+    )
+    steps.sql(
+        "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE job_id = :job"
+        " AND status = 'CONFIRMED'"
+    )
+    assert forged(steps) == Applied(0, 0, 0)
+
+
+def test_group_commits_that_a_retained_checkpoint_needs_stay_whatever_the_plan_says(
+    steps: Steps,
+) -> None:
+    epoch = steps.register()
+    for batch_id in range(3):
+        steps.whole_batch(epoch, batch_id)
+    batch = steps.ref(epoch, 3)
+    steps.begin(batch)
+    steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
+    assert forged(steps) == Applied(0, 0, 0), "the base counts from checkpoint 5 on"
