@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
+from cairn.catalog.job.fencing import lock_job
 from cairn.errors import StorageError
 from cairn.runtime.materialization import start
 from cairn.runtime.materialization.order import is_placed
@@ -37,7 +37,7 @@ def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Iterator[Str
 def job_locked(stream: Stream) -> Iterator[None]:
     """Keeps a materialization from coming to an end of its own."""
     with stream.plan.catalog.begin() as connection:
-        connection.execute(text("SELECT 1 FROM cairn.jobs FOR UPDATE"))
+        lock_job(connection, stream.plan.job_id, exclusive=True)
         yield
 
 
