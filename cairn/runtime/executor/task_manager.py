@@ -10,14 +10,15 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.batch_start import BatchStart
+from cairn.catalog.job.batch_start import BatchStart, acks_at
 from cairn.catalog.job.begin import begin_batch
 from cairn.errors import FencedError, StorageError
 from cairn.handles import DirectoryHandle
@@ -65,22 +66,43 @@ class TaskManager:
         """Returns where the executor keeps a subtask's segments, see `Spool`."""
         return self.directory / "spool" / str(subtask)
 
-    def begin(self, batch: BatchRef) -> BatchStart:
-        """Returns the batch's start: one transaction per executor, then a file."""
+    def begin(self, batch: BatchRef, subtasks: Sequence[int] | None = None) -> BatchStart:
+        """Returns the batch's start: one transaction per executor, then a file.
+
+        Its parent has the acks of these subtasks at least; None: of all.
+        """
         cached = self.directory / f"begun-{batch.query_id}-{batch.batch_id}"
         # The other tasks wait for the first one: a transaction for each of them would load the
         # metastore.
         with self.lock("begin"):
             if cached.exists():
-                return msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
-            start = self.run.catalog.run(
-                f"begin batch {batch.batch_id} of job {batch.job}",
-                lambda connection: begin_batch(connection, batch, with_lists=self.run.has_lists),
-            )
-            # Before the file: whoever is killed in between begins and tidies again.
-            self._tidy(start)
+                start = msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
+                lacking = _lacking(start, subtasks)
+                if not lacking:
+                    return start
+                start = self._with_acks(start, lacking)
+            else:
+                start = self.run.catalog.run(
+                    f"begin batch {batch.batch_id} of job {batch.job}",
+                    lambda connection: begin_batch(
+                        connection, batch, subtasks=subtasks, with_lists=self.run.has_lists
+                    ),
+                )
+                # Before the file: whoever is killed in between begins and tidies again.
+                self._tidy(start)
             write_whole(cached, msgspec.msgpack.encode(start))
         return start
+
+    def _with_acks(self, start: BatchStart, subtasks: Sequence[int]) -> BatchStart:
+        """Returns the start with more acks: another executor has committed these subtasks."""
+        parent, job_id = start.parent, self.run.job_id
+        if parent is None:
+            return start
+        found = self.run.catalog.run(
+            f"find the parent's acks of job {self.run.job}",
+            lambda connection: acks_at(connection, job_id, parent.checkpoint_id, subtasks),
+        )
+        return replace(start, parent=replace(parent, acks=parent.acks | found))
 
     @property
     def owned(self) -> DirectoryHandle:
@@ -129,6 +151,12 @@ class TaskManager:
                 _log.info("older run fenced, its local directory removed", extra=facts)
                 # A task of that run may still be writing here; the next batch removes the rest.
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _lacking(start: BatchStart, subtasks: Sequence[int] | None) -> list[int]:
+    if start.parent is None or subtasks is None:
+        return []
+    return [subtask for subtask in subtasks if subtask not in start.parent.acks]
 
 
 @contextmanager

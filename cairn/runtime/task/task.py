@@ -48,7 +48,8 @@ def run_task(
     batch = _batch(run, context)
     # Spark's block directories: the same for all tasks of an executor, and for no other's.
     manager = TaskManager(run, os.environ["SPARK_LOCAL_DIRS"])
-    start = manager.begin(batch)
+    subtasks = run.subtasks(context.partitionId())
+    start = manager.begin(batch, subtasks)
     attempt = Attempt(
         manager=manager,
         store=open_store(run.storage),
@@ -56,7 +57,6 @@ def run_task(
         start=start,
         task_attempt=context.taskAttemptId(),
     )
-    subtasks = run.subtasks(context.partitionId())
     memory_bytes = run.settings.task_memory_bytes
     with SpillDirectory() as spill:
         task_input = TaskInput(
