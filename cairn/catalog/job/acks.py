@@ -8,19 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Connection,
-    Integer,
-    Row,
-    and_,
-    func,
-    literal,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, func, text, update
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.batch_start import TAKES_ACKS
@@ -30,9 +18,27 @@ from cairn.catalog.job.group_commits import Ack, Group, add_group
 from cairn.catalog.job.runs import refuse_second_query
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import FencedError
-from metastore.enums import CheckpointStatus
-from metastore.group_commits import SubtaskAck
-from metastore.models import Checkpoint, GroupCommit, Job
+from metastore.models import Job
+
+# As constant texts: to build these statements anew takes longer than to run them.
+# One group after the other holds the lock: the last one must see the acks of all.
+_LOCK_CHECKPOINT = text("""
+    SELECT status, epoch, parallelism FROM cairn.checkpoints
+    WHERE job_id = :job_id AND checkpoint_id = :checkpoint_id FOR NO KEY UPDATE
+""")
+_RECORDED = text("""
+    SELECT subtasks, task_attempts, replaced_subtasks FROM cairn.group_commits
+    WHERE job_id = :job_id AND checkpoint_id = :checkpoint_id
+      AND subtasks && CAST(:subtasks AS integer[])
+""")
+_REPLACE = text("""
+    UPDATE cairn.group_commits
+    SET replaced_subtasks = replaced_subtasks || CAST(:subtasks AS integer[])
+    WHERE job_id = :job_id AND checkpoint_id = :checkpoint_id
+      AND (subtasks && CAST(:subtasks AS integer[])
+        OR segment_subtasks && CAST(:subtasks AS integer[]))
+""")
+_COMPLETE = text("SELECT cairn.complete_checkpoint(:job_id, :checkpoint_id)")
 
 
 def acknowledge(
@@ -77,21 +83,17 @@ def acknowledge(
         pool_wait_ms=pool_wait_ms,
     )
     add_group(connection, group)
-    _complete(connection, batch.job_id, checkpoint_id)
+    connection.execute(_COMPLETE, {"job_id": batch.job_id, "checkpoint_id": checkpoint_id})
 
 
 def _lock_checkpoint(
     connection: Connection, batch: BatchRef, checkpoint_id: int
 ) -> Row[*tuple[Any, ...]]:
-    checkpoint = connection.execute(
-        select(Checkpoint.status, Checkpoint.epoch, Checkpoint.parallelism)
-        .where(Checkpoint.job_id == batch.job_id, Checkpoint.checkpoint_id == checkpoint_id)
-        # One group after the other: the last one must see the acks of all.
-        .with_for_update(key_share=True)
-    ).one()
+    facts = {"job_id": batch.job_id, "checkpoint_id": checkpoint_id}
+    checkpoint = connection.execute(_LOCK_CHECKPOINT, facts).one()
     if checkpoint.epoch != batch.epoch or checkpoint.status not in TAKES_ACKS:
         raise FencedError(
-            f"the checkpoint is {checkpoint.status.value}; acks of run {batch.epoch} are refused",
+            f"the checkpoint is {checkpoint.status}; acks of run {batch.epoch} are refused",
             job=batch.job,
             checkpoint=checkpoint_id,
         )
@@ -117,13 +119,8 @@ def _winners(
     connection: Connection, job_id: str, checkpoint_id: int, acks: Sequence[Ack]
 ) -> list[Ack]:
     """Returns the acks to record, and makes void what is recorded of those they replace."""
-    subtasks = literal([ack.subtask for ack in acks], ARRAY(Integer))
-    of_checkpoint = and_(GroupCommit.job_id == job_id, GroupCommit.checkpoint_id == checkpoint_id)
-    rows = connection.execute(
-        select(
-            GroupCommit.subtasks, GroupCommit.task_attempts, GroupCommit.replaced_subtasks
-        ).where(of_checkpoint, GroupCommit.subtasks.op("&&")(subtasks))
-    )
+    facts = {"job_id": job_id, "checkpoint_id": checkpoint_id}
+    rows = connection.execute(_RECORDED, {**facts, "subtasks": [ack.subtask for ack in acks]})
     recorded = {
         subtask: attempt
         for row in rows
@@ -140,39 +137,5 @@ def _winners(
     replaced = [subtask for subtask in newest if subtask in recorded]
     # The earlier attempt's: both would replay, and Spark counts the later one.
     if replaced:
-        _replace(connection, of_checkpoint, replaced)
+        connection.execute(_REPLACE, {**facts, "subtasks": replaced})
     return list(newest.values())
-
-
-def _replace(
-    connection: Connection, of_checkpoint: ColumnElement[bool], subtasks: Sequence[int]
-) -> None:
-    void = literal(list(subtasks), ARRAY(Integer))
-    connection.execute(
-        update(GroupCommit)
-        .where(
-            of_checkpoint,
-            or_(GroupCommit.subtasks.op("&&")(void), GroupCommit.segment_subtasks.op("&&")(void)),
-        )
-        .values(replaced_subtasks=GroupCommit.replaced_subtasks.op("||")(void))
-    )
-
-
-def _complete(connection: Connection, job_id: str, checkpoint_id: int) -> None:
-    # Counted in the statement: an earlier count would miss the acks that it has waited for.
-    acked = (
-        select(func.count())
-        .select_from(SubtaskAck)
-        .where(SubtaskAck.job_id == job_id, SubtaskAck.checkpoint_id == checkpoint_id)
-        .scalar_subquery()
-    )
-    connection.execute(
-        update(Checkpoint)
-        .where(
-            Checkpoint.job_id == job_id,
-            Checkpoint.checkpoint_id == checkpoint_id,
-            Checkpoint.status == CheckpointStatus.IN_PROGRESS,
-            Checkpoint.parallelism == acked,
-        )
-        .values(status=CheckpointStatus.COMPLETED, completed_at=func.now())
-    )

@@ -7,37 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Connection,
-    Integer,
-    Row,
-    Select,
-    SQLColumnExpression,
-    and_,
-    func,
-    literal,
-    or_,
-    select,
-    true,
-)
-from sqlalchemy.orm import aliased
+from sqlalchemy import Connection, Row, text
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.job.coverage import COVERING
-from cairn.catalog.job.group_commits import committed_segments
+from cairn.catalog.job.group_commits import COMMITTED, unpack
 from cairn.catalog.job.segments import lists_at
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle
-from metastore.enums import CheckpointStatus, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, GroupCommit, Job, PlacedSegment, Run
+from metastore.enums import CheckpointStatus, SegmentKind
 
-_PARENT, _BEFORE = aliased(Checkpoint), aliased(Checkpoint)  # each costs a millisecond to make
-_RUN, _RUN_BEFORE = aliased(Run), aliased(Run)
 TAKES_ACKS = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED)
 
 
@@ -108,12 +88,20 @@ def read_start(
     Raises:
         FencedError: a newer run has taken the batch again.
     """
-    found = connection.execute(_facts(batch)).one_or_none()
+    found = connection.execute(
+        _BEGUN,
+        {
+            "job_id": batch.job_id,
+            "epoch": batch.epoch,
+            "query_id": batch.query_id,
+            "batch_id": batch.batch_id,
+        },
+    ).one_or_none()
     if found is None or found.current_epoch != batch.epoch:
         return None
     if found.status not in TAKES_ACKS:
         raise FencedError(
-            f"batch {batch.batch_id} is {found.status.value}; a late attempt of it changes nothing",
+            f"batch {batch.batch_id} is {found.status}; a late attempt of it changes nothing",
             job=batch.job,
             checkpoint=found.checkpoint_id,
         )
@@ -121,7 +109,9 @@ def read_start(
         checkpoint_id=found.checkpoint_id,
         parent=_parent(connection, batch.job_id, found, subtasks, with_lists),
         clock=Clock(
-            int(found.now_ms), int(found.created_ms), _base_made_ms(connection, batch.job_id)
+            now_ms=found.now_ms,
+            job_created_ms=found.created_ms,
+            base_made_ms=dict(zip(found.base_starts or (), found.bases_made_ms or (), strict=True)),
         ),
         processing_ms=found.processing_ms,
         watermark_ms=found.watermark_ms,
@@ -129,50 +119,13 @@ def read_start(
     )
 
 
-def _facts(batch: BatchRef) -> Select[*tuple[Any, ...]]:
-    """Returns the query for all that rows of single checkpoints, runs and the job say."""
-    return (
-        select(
-            Checkpoint.checkpoint_id,
-            Checkpoint.status,
-            Checkpoint.processing_ms,
-            Checkpoint.watermark_ms,
-            Checkpoint.parent_checkpoint,
-            _PARENT.watermark_ms.label("late_watermark_ms"),
-            _PARENT.parallelism.label("parent_parallelism"),
-            _RUN.run_id.label("parent_run_id"),
-            _BEFORE.checkpoint_id.label("before"),
-            _RUN_BEFORE.run_id.label("run_before"),
-            Job.current_epoch,
-            # The database's clock, because those of executors differ.
-            _ms(func.now()).label("now_ms"),
-            _ms(Job.created_at).label("created_ms"),
-        )
-        .join(Job, Job.job_id == Checkpoint.job_id)
-        .outerjoin(_PARENT, _is(_PARENT, Checkpoint.job_id, Checkpoint.parent_checkpoint))
-        .outerjoin(_RUN, and_(_RUN.job_id == _PARENT.job_id, _RUN.epoch == _PARENT.epoch))
-        .outerjoin(_BEFORE, _is(_BEFORE, _PARENT.job_id, _PARENT.parent_checkpoint))
-        .outerjoin(
-            _RUN_BEFORE,
-            and_(_RUN_BEFORE.job_id == _BEFORE.job_id, _RUN_BEFORE.epoch == _BEFORE.epoch),
-        )
-        .where(
-            Checkpoint.job_id == batch.job_id,
-            Checkpoint.epoch == batch.epoch,
-            Checkpoint.query_id == batch.query_id,
-            Checkpoint.batch_id == batch.batch_id,
-        )
-    )
-
-
-def _is(
-    which: type[Checkpoint], job_id: SQLColumnExpression[str], id_: SQLColumnExpression[Any]
-) -> SQLColumnExpression[bool]:
-    return and_(which.job_id == job_id, which.checkpoint_id == id_)
-
-
-def _ms(moment: SQLColumnExpression[datetime]) -> SQLColumnExpression[int]:
-    return func.floor(func.extract("epoch", moment) * 1000)
+# As constant texts: to build these statements anew takes longer than to run them.
+_BEGUN = text("SELECT * FROM cairn.begun_batch(:job_id, :epoch, :query_id, :batch_id)")
+_ACKS = text(f"{COMMITTED} AND g.checkpoint_id = :checkpoint_id")
+_OWN_ACKS = text(f"""{COMMITTED} AND g.checkpoint_id = :checkpoint_id
+      AND (g.subtasks && CAST(:subtasks AS integer[])
+        OR g.segment_subtasks && CAST(:subtasks AS integer[]))
+""")
 
 
 def _parent(
@@ -203,19 +156,11 @@ def acks_at(
 
     None: of all. One that a checkpoint was restored with, or that was rebuilt, has none.
     """
-    of_checkpoint = and_(
-        GroupCommit.job_id == job_id,
-        GroupCommit.checkpoint_id == checkpoint_id,
-    )
-    wanted: ColumnElement[bool] = true()
-    if subtasks is not None:
-        own = literal(list(subtasks), ARRAY(Integer))
-        wanted = or_(GroupCommit.subtasks.op("&&")(own), GroupCommit.segment_subtasks.op("&&")(own))
-    rows = connection.execute(
-        select(GroupCommit.subtasks, GroupCommit.attempt_ids, GroupCommit.replaced_subtasks).where(
-            of_checkpoint, wanted
-        )
-    )
+    facts: dict[str, Any] = {"job_id": job_id, "checkpoint_id": checkpoint_id}
+    if subtasks is None:
+        rows = connection.execute(_ACKS, facts).all()
+    else:
+        rows = connection.execute(_OWN_ACKS, {**facts, "subtasks": list(subtasks)}).all()
     attempts = {
         subtask: str(attempt_id)
         for row in rows
@@ -223,7 +168,7 @@ def acks_at(
         if subtask not in row.replaced_subtasks
     }
     changelog: dict[int, list[SegmentHandle]] = {subtask: [] for subtask in attempts}
-    for one in committed_segments(connection, of_checkpoint, wanted):
+    for one in (one for row in rows for one in unpack(row)):
         if one.handle.kind is SegmentKind.CHANGELOG and one.subtask in changelog:
             changelog[one.subtask].append(one.handle)
     return {
@@ -233,16 +178,3 @@ def acks_at(
         )
         for subtask, attempt_id in attempts.items()
     }
-
-
-def _base_made_ms(connection: Connection, job_id: str) -> dict[int, int]:
-    rows = connection.execute(
-        select(func.lower(PlacedSegment.key_groups), _ms(func.max(PlacedSegment.created_at)))
-        .where(
-            PlacedSegment.job_id == job_id,
-            PlacedSegment.kind.in_(COVERING),
-            PlacedSegment.status == SegmentStatus.LIVE,
-        )
-        .group_by(func.lower(PlacedSegment.key_groups))
-    )
-    return {start: int(made) for start, made in rows}

@@ -10,20 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Connection,
-    Uuid,
-    and_,
-    column,
-    func,
-    literal,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection, select, text
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.directories import claim_directories
@@ -67,6 +54,24 @@ class Uploaded:
     stats: UploadStats
 
 
+# As constant texts: to build these statements anew takes longer than to run them.
+_ADD = text("""INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, batch_id, retry_of)
+    VALUES (
+        CAST(:file_id AS uuid), :job_id, :epoch, :path, :scope, :batch_id, CAST(:retry_of AS uuid)
+    )
+    ON CONFLICT (file_id) DO NOTHING
+""")
+# A sealed file only grows: another writer's longer end must not be cut.
+_SEAL = text("""
+    UPDATE cairn.physical_files AS f
+    SET status = 'SEALED', size_bytes = written.size_bytes, sealed_at = coalesce(f.sealed_at, now())
+    FROM unnest(CAST(:file_ids AS uuid[]), CAST(:sizes AS bigint[]))
+        AS written (file_id, size_bytes)
+    WHERE f.file_id = written.file_id
+      AND (f.status = 'WRITING' OR (f.status = 'SEALED' AND f.size_bytes < written.size_bytes))
+""")
+
+
 def intend_files(
     connection: Connection,
     batch: BatchRef,
@@ -104,18 +109,17 @@ def _add_files(
         claim_directories(connection, job_id, epoch, claims)
     rows = [
         {
-            "file_id": UUID(file.file_id),
+            "file_id": file.file_id,
             "job_id": job_id,
             "epoch": epoch,
             "path": file.path,
-            "scope": file.scope,
+            "scope": file.scope.value,
             "batch_id": file.batch_id,
-            "retry_of": UUID(file.retry_of) if file.retry_of else None,
+            "retry_of": file.retry_of,
         }
         for file in files
     ]
-    statement = insert(PhysicalFile).on_conflict_do_nothing(index_elements=[PhysicalFile.file_id])
-    connection.execute(statement, rows)
+    connection.execute(_ADD, rows)
 
 
 def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenFile]) -> None:
@@ -129,32 +133,8 @@ def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenF
     if not files:
         return
     sizes = {UUID(file.file_id): file.size_bytes for file in files}
-    written = (
-        # Two arrays: one statement, of one text, for any number of files.
-        func.unnest(
-            literal(list(sizes), ARRAY(Uuid())), literal(list(sizes.values()), ARRAY(BigInteger))
-        )
-        .table_valued(column("file_id", Uuid()), column("size_bytes", BigInteger), name="written")
-        .render_derived()
-    )
     sealed = connection.execute(
-        update(PhysicalFile)
-        .where(
-            PhysicalFile.file_id == written.c.file_id,
-            or_(
-                PhysicalFile.status == FileStatus.WRITING,
-                and_(
-                    PhysicalFile.status == FileStatus.SEALED,
-                    # Only to grow: another writer's longer end must not be cut.
-                    PhysicalFile.size_bytes < written.c.size_bytes,
-                ),
-            ),
-        )
-        .values(
-            status=FileStatus.SEALED,
-            size_bytes=written.c.size_bytes,
-            sealed_at=func.coalesce(PhysicalFile.sealed_at, func.now()),
-        )
+        _SEAL, {"file_ids": [str(i) for i in sizes], "sizes": list(sizes.values())}
     )
     # A group that commits again finds its files sealed: that is right, if they have these sizes.
     if sealed.rowcount != len(sizes):

@@ -6,17 +6,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection, Row, text
 
 from cairn.catalog.job.files import WrittenFile
-from cairn.catalog.job.upload_stats import UploadStats, upload_facts
+from cairn.catalog.job.upload_stats import UPLOAD_COLUMNS, UploadStats, upload_facts
 from cairn.handles import SegmentHandle
 from cairn.keygroups import range_of
 from metastore.enums import Scope, SegmentKind
-from metastore.models import GroupCommit, PhysicalFile
 
 T = TypeVar("T")
 
@@ -77,7 +74,7 @@ def add_group(connection: Connection, group: Group) -> None:
         for number, (file_id, segments) in enumerate((by_file or {None: []}).items())
     ]
     for row in rows:
-        connection.execute(insert(GroupCommit).values(row))
+        connection.execute(_ADD, {**_NOTHING, **row})
 
 
 def _row(
@@ -88,10 +85,10 @@ def _row(
     is_first: bool,
 ) -> dict[str, Any]:
     own: dict[str, Any] = {
-        "commit_id": uuid.uuid4(),
+        "commit_id": str(uuid.uuid4()),
         "job_id": group.job_id,
         "checkpoint_id": group.checkpoint_id,
-        "file_id": None if file_id is None else UUID(file_id),
+        "file_id": file_id,
         "tm_id": group.tm_id,
         "parallelism": group.parallelism,
         "max_parallelism": group.max_parallelism,
@@ -108,7 +105,7 @@ def _ack_columns(acks: Sequence[Ack]) -> dict[str, Any]:
     times = [(*ack.max_event_ms, *[None] * (inputs - len(ack.max_event_ms))) for ack in acks]
     return {
         "subtasks": [ack.subtask for ack in acks],
-        "attempt_ids": [UUID(ack.attempt_id) for ack in acks],
+        "attempt_ids": [ack.attempt_id for ack in acks],
         "task_attempts": [ack.task_attempt for ack in acks],
         "input_rows": [ack.input_rows for ack in acks],
         "late_rows": _unless_all([ack.late_rows for ack in acks], 0),
@@ -124,13 +121,15 @@ def _segment_columns(group: Group, segments: Sequence[tuple[int, SegmentHandle]]
         if handle.key_groups != range_of(subtask, group.parallelism, group.max_parallelism):
             raise ValueError(f"subtask {subtask} of a group commit has {handle.key_groups}")
     return {
-        "segment_ids": [UUID(handle.segment_id) for handle in handles],
+        "segment_ids": [handle.segment_id for handle in handles],
         "segment_subtasks": [subtask for subtask, _ in segments],
-        "segment_kinds": _unless_all([handle.kind for handle in handles], SegmentKind.CHANGELOG),
+        "segment_kinds": _unless_all(
+            [handle.kind.value for handle in handles], SegmentKind.CHANGELOG.value
+        ),
         "sequence_numbers": _unless_all([handle.sequence_number for handle in handles], 0),
         "offsets_bytes": [handle.offset for handle in handles],
         "sizes_bytes": [handle.size_bytes for handle in handles],
-        "sha256s": [bytes.fromhex(handle.sha256) for handle in handles],
+        "sha256s": [f"\\x{handle.sha256}" for handle in handles],
         "entries": [handle.entries for handle in handles],
     }
 
@@ -139,42 +138,59 @@ def _unless_all(values: list[T], usual: T) -> list[T] | None:
     return None if all(value == usual for value in values) else values
 
 
-_COLUMNS = (
-    GroupCommit.checkpoint_id,
-    GroupCommit.file_id,
-    GroupCommit.parallelism,
-    GroupCommit.max_parallelism,
-    GroupCommit.replaced_subtasks,
-    GroupCommit.segment_ids,
-    GroupCommit.segment_subtasks,
-    GroupCommit.segment_kinds,
-    GroupCommit.sequence_numbers,
-    GroupCommit.offsets_bytes,
-    GroupCommit.sizes_bytes,
-    GroupCommit.sha256s,
-    GroupCommit.entries,
-    PhysicalFile.path,
-    PhysicalFile.scope,
+_ARRAYS = {
+    "uuid[]": ("attempt_ids", "segment_ids"),
+    "integer[]": (
+        "subtasks",
+        "input_rows",
+        "late_rows",
+        "restore_ms",
+        "segment_subtasks",
+        "entries",
+    ),
+    "bigint[]": ("task_attempts", "max_event_ms", "offsets_bytes", "sizes_bytes"),
+    "smallint[]": ("sequence_numbers",),
+    "text[]": ("segment_kinds",),
+    "bytea[]": ("sha256s",),
+}
+_PLAIN = (
+    "commit_id",
+    "job_id",
+    "checkpoint_id",
+    "file_id",
+    "tm_id",
+    "parallelism",
+    "max_parallelism",
 )
+_NOTHING: dict[str, Any] = {
+    **dict.fromkeys(UPLOAD_COLUMNS),
+    **{name: [] for names in _ARRAYS.values() for name in names},
+    **dict.fromkeys(("late_rows", "max_event_ms", "sequence_numbers", "segment_kinds")),
+}
+_VALUES = {
+    **{name: f":{name}" for name in (*_PLAIN, *UPLOAD_COLUMNS)},
+    **{name: f"CAST(:{name} AS {array})" for array, names in _ARRAYS.items() for name in names},
+}
+_ADD = text(
+    f"INSERT INTO cairn.group_commits ({', '.join(_VALUES)}) VALUES ({', '.join(_VALUES.values())})"  # noqa: S608
+)
+COMMITTED = """
+    SELECT
+        g.checkpoint_id, g.file_id, g.parallelism, g.max_parallelism, g.subtasks, g.attempt_ids,
+        g.replaced_subtasks, g.segment_ids, g.segment_subtasks, g.segment_kinds,
+        g.sequence_numbers, g.offsets_bytes, g.sizes_bytes, g.sha256s, g.entries, f.path, f.scope
+    FROM cairn.group_commits AS g
+    LEFT JOIN cairn.physical_files AS f ON f.file_id = g.file_id
+    WHERE g.job_id = :job_id
+"""
+"""Selects what `unpack` takes."""
 
 
-def committed_segments(
-    connection: Connection, *which: ColumnElement[bool]
-) -> Iterator[StoredSegment]:
-    """Yields the segments of the group commits that fulfil the conditions, but for replaced ones.
+def unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
+    """Yields the segments of a group commit's row, but for those of replaced attempts.
 
     They are not released, as far as their handles say: `cairn.catalog.job.segments` knows.
     """
-    rows = connection.execute(
-        select(*_COLUMNS)
-        .join(PhysicalFile, PhysicalFile.file_id == GroupCommit.file_id)
-        .where(*which)
-    )
-    for row in rows:
-        yield from _unpack(row)
-
-
-def _unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
     many = len(row.segment_ids)
     replaced = set(row.replaced_subtasks)
     for place, subtask in enumerate(row.segment_subtasks):
@@ -196,5 +212,5 @@ def _unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
             sequence_number=(row.sequence_numbers or [0] * many)[place],
         )
         yield StoredSegment(
-            subtask=subtask, file_id=str(row.file_id), scope=row.scope, handle=handle
+            subtask=subtask, file_id=str(row.file_id), scope=Scope(row.scope), handle=handle
         )

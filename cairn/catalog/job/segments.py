@@ -12,20 +12,18 @@ from sqlalchemy import (
     Connection,
     Row,
     and_,
-    any_,
     func,
-    literal,
-    or_,
     select,
+    text,
 )
-from sqlalchemy.dialects.postgresql import INT4RANGE, Range, insert
+from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.catalog.job.coverage import Coverage
-from cairn.catalog.job.group_commits import StoredSegment, committed_segments
+from cairn.catalog.job.group_commits import COMMITTED, StoredSegment, unpack
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from metastore.enums import KEYED, CheckpointStatus, CommitStatus, SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, GroupCommit, Job, PhysicalFile, PlacedSegment, Run
+from metastore.enums import KEYED, CheckpointStatus, SegmentKind, SegmentStatus
+from metastore.models import Checkpoint, Job, PhysicalFile, PlacedSegment, Run
 
 HANDLE_COLUMNS = (
     PlacedSegment.segment_id,
@@ -72,6 +70,20 @@ def stored_at(
     return [*placed, *committed]
 
 
+# All that is covered may be deleted already.
+_COMMITS_AFTER = text(f"""{COMMITTED}
+      AND g.status = 'LIVE' AND g.checkpoint_id <= :until AND g.file_id IS NOT NULL
+      AND (
+        g.checkpoint_id = :until
+        OR (g.checkpoint_id > :covered AND g.key_groups && int4range(:low, :high))
+      )
+""")
+_WITH_LISTS = text(f"""{COMMITTED}
+      AND g.checkpoint_id = :checkpoint_id AND g.status = 'LIVE'
+      AND 'operator' = ANY (g.segment_kinds)
+""")
+
+
 def commits_after(
     connection: Connection,
     job_id: str,
@@ -85,24 +97,20 @@ def commits_after(
     Those of one checkpoint alone are of `until`. `placed` has the bases and increments that count.
     """
     coverage = Coverage.of(one.handle for one in placed)
+    rows = connection.execute(
+        _COMMITS_AFTER,
+        {
+            "job_id": job_id,
+            "until": until,
+            "covered": coverage.least(key_groups),
+            "low": key_groups.start,
+            "high": key_groups.end,
+        },
+    )
     return [
         one
-        for one in committed_segments(
-            connection,
-            GroupCommit.job_id == job_id,
-            GroupCommit.status == CommitStatus.LIVE,
-            GroupCommit.checkpoint_id <= until,
-            or_(
-                and_(
-                    # All before is covered, and may be deleted.
-                    GroupCommit.checkpoint_id > coverage.least(key_groups),
-                    GroupCommit.key_groups.op("&&")(
-                        literal(Range(key_groups.start, key_groups.end), INT4RANGE)
-                    ),
-                ),
-                GroupCommit.checkpoint_id == until,
-            ),
-        )
+        for row in rows
+        for one in unpack(row)
         if (
             one.handle.first_checkpoint == until
             and len(one.handle.key_groups.intersect(key_groups)) > 0
@@ -137,13 +145,8 @@ def lists_at(connection: Connection, job_id: str, checkpoint_id: int) -> dict[in
         state_of(job_id, checkpoint_id),
         PlacedSegment.kind == SegmentKind.OPERATOR,
     )
-    committed = committed_segments(
-        connection,
-        GroupCommit.job_id == job_id,
-        GroupCommit.checkpoint_id == checkpoint_id,
-        GroupCommit.status == CommitStatus.LIVE,
-        literal(SegmentKind.OPERATOR.value) == any_(GroupCommit.segment_kinds),
-    )
+    rows = connection.execute(_WITH_LISTS, {"job_id": job_id, "checkpoint_id": checkpoint_id})
+    committed = (one for row in rows for one in unpack(row))
     return {
         one.subtask: one.handle
         for one in (*placed, *committed)

@@ -36,6 +36,14 @@ _GREATEST = {"winning_attempt", "queue_size", "longest_request_ms"}
 _RENAMED = {"segments": "uploaded_segments", "size_bytes": "uploaded_bytes"}
 
 
+UPLOAD_COLUMNS = (
+    "uploaded_files",
+    "pool_wait_ms",
+    *(_RENAMED.get(one.name, one.name) for one in fields(UploadStats)),
+)
+"""Of a group commit: what `upload_facts` returns."""
+
+
 def upload_facts(uploads: Sequence[UploadStats], pool_wait_ms: int) -> dict[str, int]:
     """Returns the columns of a group commit that say what its uploads were like; none: nothing.
 

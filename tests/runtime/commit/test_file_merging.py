@@ -54,11 +54,11 @@ def test_with_the_defaults_a_commit_is_an_intent_a_put_and_an_ack(stream: Stream
         "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(job_id)s, 0));",
         "INSERT INTO cairn.physical_files",
         "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(job_id)s, 0));",
-        "SELECT cairn.checkpoints.status, cairn.checkpoints.epoch,",
-        "SELECT cairn.group_commits.subtasks, cairn.group_commits.task_attempts,",
-        "UPDATE cairn.physical_files SET",
+        "SELECT status, epoch,",
+        "SELECT subtasks, task_attempts,",
+        "UPDATE cairn.physical_files AS",
         "INSERT INTO cairn.group_commits",
-        "UPDATE cairn.checkpoints SET",
+        "SELECT cairn.complete_checkpoint(%(job_id)s, %(checkpoint_id)s)",
     ]
 
 

@@ -141,7 +141,7 @@ def test_lists_cost_one_statement_when_a_batch_begins_and_nothing_without_them(
     without, having = sent
     for placed_or_committed in (
         "SELECT cairn.placed_segments.segment_id, cairn.placed_segments.kind,",
-        "SELECT cairn.group_commits.checkpoint_id, cairn.group_commits.file_id,",
+        "SELECT g.checkpoint_id, g.file_id,",
     ):
         having.remove(placed_or_committed)
     assert having == without
