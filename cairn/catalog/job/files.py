@@ -55,8 +55,9 @@ class Uploaded:
 
 
 # As constant texts: to build these statements anew takes longer than to run them.
-_ADD = text("""INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, batch_id, retry_of)
-    VALUES (
+_ADD = text("""INSERT INTO cairn.physical_files (
+        file_id, job_id, epoch, path, scope, batch_id, retry_of
+    ) VALUES (
         CAST(:file_id AS uuid), :job_id, :epoch, :path, :scope, :batch_id, CAST(:retry_of AS uuid)
     )
     ON CONFLICT (file_id) DO NOTHING
