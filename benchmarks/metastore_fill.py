@@ -93,7 +93,7 @@ _COMMITS = (
             array_agg(1) AS ones,
             array_agg((s - {GROUP} * :parallelism / :groups) * :segment_bytes) AS offsets,
             array_agg(CAST(:segment_bytes AS bigint)) AS sizes,
-            array_agg(sha256(CAST(b || 'x' || s AS bytea))) AS sha256s,
+            string_agg(sha256(CAST(b || 'x' || s AS bytea)), '') AS sha256s,
             range_agg({KEY_GROUPS}) AS key_groups
         FROM generate_series(0, :parallelism - 1) AS s GROUP BY g
     ) AS n

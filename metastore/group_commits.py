@@ -14,7 +14,6 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     SmallInteger,
     Text,
@@ -64,7 +63,7 @@ class GroupCommit(Base):
             "cardinality(segment_subtasks) = cardinality(segment_ids)"
             " AND cardinality(offsets_bytes) = cardinality(segment_ids)"
             " AND cardinality(sizes_bytes) = cardinality(segment_ids)"
-            " AND cardinality(sha256s) = cardinality(segment_ids)"
+            " AND octet_length(sha256s) = 32 * cardinality(segment_ids)"
             " AND cardinality(entries) = cardinality(segment_ids)"
             " AND (segment_kinds IS NULL OR cardinality(segment_kinds) = cardinality(segment_ids))"
             " AND (sequence_numbers IS NULL"
@@ -94,8 +93,8 @@ class GroupCommit(Base):
     """The attempts whose changes count."""
     task_attempts: Mapped[list[int]] = mapped_column(ARRAY(BigInteger), server_default="{}")
     """Spark's task attempt ids: they grow within an application, so the latest is known."""
-    input_rows: Mapped[list[int]] = mapped_column(ARRAY(Integer), server_default="{}")
-    late_rows: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
+    input_rows: Mapped[list[int]] = mapped_column(ARRAY(BigInteger), server_default="{}")
+    late_rows: Mapped[list[int] | None] = mapped_column(ARRAY(BigInteger))
     """Rows dropped because the watermark had passed them, part of `input_rows`; null: none."""
     max_event_ms: Mapped[list[int | None] | None]
     """Latest event times, as many of each subtask as there are inputs; null: none."""
@@ -112,22 +111,23 @@ class GroupCommit(Base):
     """Places among a subtask's changelog segments of the checkpoint; null: each is its only one."""
     offsets_bytes: Mapped[list[int]] = mapped_column(ARRAY(BigInteger), server_default="{}")
     sizes_bytes: Mapped[list[int]] = mapped_column(ARRAY(BigInteger), server_default="{}")
-    sha256s: Mapped[list[bytes]] = mapped_column(ARRAY(LargeBinary), server_default="{}")
+    sha256s: Mapped[bytes] = mapped_column(server_default="")
+    """32 bytes of each."""
     entries: Mapped[list[int]] = mapped_column(ARRAY(Integer), server_default="{}")
     key_groups: Mapped[list[Range[int]]] = mapped_column(INT4MULTIRANGE)
     """Of all its changelog, set by a trigger: bases that cover them release it."""
-    uploaded_files: Mapped[int | None] = mapped_column(SmallInteger)
+    uploaded_files: Mapped[int | None] = mapped_column(Integer)
     """This and what follows: see `UploadStats`. Null: the group commit uploaded nothing."""
     uploaded_segments: Mapped[int | None] = mapped_column(Integer)
     uploaded_bytes: Mapped[int | None]
-    requests: Mapped[int | None] = mapped_column(SmallInteger)
-    retries: Mapped[int | None] = mapped_column(SmallInteger)
-    hedges: Mapped[int | None] = mapped_column(SmallInteger)
-    hedge_wins: Mapped[int | None] = mapped_column(SmallInteger)
-    failed_attempts: Mapped[int | None] = mapped_column(SmallInteger)
-    winning_attempt: Mapped[int | None] = mapped_column(SmallInteger)
-    failed_uploads: Mapped[int | None] = mapped_column(SmallInteger)
-    queue_size: Mapped[int | None] = mapped_column(SmallInteger)
+    requests: Mapped[int | None] = mapped_column(Integer)
+    retries: Mapped[int | None] = mapped_column(Integer)
+    hedges: Mapped[int | None] = mapped_column(Integer)
+    hedge_wins: Mapped[int | None] = mapped_column(Integer)
+    failed_attempts: Mapped[int | None] = mapped_column(Integer)
+    winning_attempt: Mapped[int | None] = mapped_column(Integer)
+    failed_uploads: Mapped[int | None] = mapped_column(Integer)
+    queue_size: Mapped[int | None] = mapped_column(Integer)
     wait_ms: Mapped[int | None] = mapped_column(Integer)
     upload_ms: Mapped[int | None] = mapped_column(Integer)
     longest_request_ms: Mapped[int | None] = mapped_column(Integer)

@@ -27,7 +27,13 @@ BEGIN
     END IF;
     PERFORM FROM cairn.checkpoints
     WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id) FOR NO KEY UPDATE;
+    -- Almost always none: then the rest of the condition is not evaluated.
     IF EXISTS (
+        SELECT FROM cairn.group_commits AS other
+        WHERE other.job_id = NEW.job_id
+          AND other.checkpoint_id = NEW.checkpoint_id
+          AND (other.subtasks && NEW.subtasks OR other.segment_subtasks && NEW.segment_subtasks)
+    ) AND (EXISTS (
         SELECT FROM cairn.subtask_acks
         WHERE job_id = NEW.job_id AND checkpoint_id = NEW.checkpoint_id
           AND subtask = ANY (NEW.subtasks)
@@ -46,7 +52,7 @@ BEGIN
           AND other.segment_subtasks && NEW.segment_subtasks
           AND theirs.kind IS DISTINCT FROM 'channel'
           AND theirs.subtask <> ALL (other.replaced_subtasks)
-    ) THEN
+    )) THEN
         twice := 'replaces the attempt that was acknowledged before';
     END IF;
     IF twice IS NOT NULL THEN

@@ -34,7 +34,7 @@ SELECT
     cairn.key_groups_of(s.subtask, c.parallelism, c.max_parallelism),
     s.offset_bytes,
     s.size_bytes,
-    encode(s.sha256, 'hex'),
+    encode(substring(c.sha256s FROM CAST(s.place AS integer) * 32 - 31 FOR 32), 'hex'),
     CAST(s.entries AS bigint),
     c.checkpoint_id,
     c.checkpoint_id,
@@ -53,9 +53,9 @@ SELECT
 FROM cairn.group_commits AS c
 CROSS JOIN LATERAL unnest(
     c.segment_ids, c.segment_subtasks, c.segment_kinds, c.sequence_numbers, c.offsets_bytes,
-    c.sizes_bytes, c.sha256s, c.entries
-) AS s (
-    segment_id, subtask, kind, sequence_number, offset_bytes, size_bytes, sha256, entries
+    c.sizes_bytes, c.entries
+) WITH ORDINALITY AS s (
+    segment_id, subtask, kind, sequence_number, offset_bytes, size_bytes, entries, place
 );
 
 COMMENT ON VIEW cairn.segments IS

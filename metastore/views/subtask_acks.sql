@@ -11,8 +11,8 @@ SELECT
     a.attempt_id,
     a.task_attempt,
     c.tm_id,
-    CAST(a.input_rows AS bigint) AS input_rows,
-    CAST(coalesce(a.late_rows, 0) AS bigint) AS late_rows,
+    a.input_rows,
+    coalesce(a.late_rows, 0) AS late_rows,
     coalesce(
         c.max_event_ms[
             (a.place - 1) * cardinality(c.max_event_ms) / cardinality(c.subtasks) + 1

@@ -205,7 +205,7 @@ class Rows:
             "segment_subtasks": list(subtasks),
             "offsets_bytes": [100 * number for number in range(len(subtasks))],
             "sizes_bytes": [100 for _ in subtasks],
-            "sha256s": [b"\0" for _ in subtasks],
+            "sha256s": b"\0" * 32 * len(subtasks),
             "entries": ones,
         }
 

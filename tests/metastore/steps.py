@@ -119,7 +119,7 @@ class Steps:
         spec = SegmentSpec(
             kind=SegmentKind.CHANGELOG,
             size_bytes=SIZE_BYTES,
-            sha256="00",
+            sha256="00" * 32,
             key_groups=range_of(subtask, self.parallelism[epoch], MAX_PARALLELISM),
             entries=1,
             checkpoint_id=checkpoint_id,
@@ -217,7 +217,7 @@ class Steps:
         spec = SegmentSpec(
             kind=kind,
             size_bytes=SIZE_BYTES,
-            sha256="00",
+            sha256="00" * 32,
             key_groups=KeyGroupRange(*key_groups),
             entries=1,
             checkpoint_id=as_of,

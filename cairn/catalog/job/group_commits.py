@@ -129,7 +129,7 @@ def _segment_columns(group: Group, segments: Sequence[tuple[int, SegmentHandle]]
         "sequence_numbers": _unless_all([handle.sequence_number for handle in handles], 0),
         "offsets_bytes": [handle.offset for handle in handles],
         "sizes_bytes": [handle.size_bytes for handle in handles],
-        "sha256s": [f"\\x{handle.sha256}" for handle in handles],
+        "sha256s": bytes.fromhex("".join(handle.sha256 for handle in handles)),
         "entries": [handle.entries for handle in handles],
     }
 
@@ -142,16 +142,20 @@ _ARRAYS = {
     "uuid[]": ("attempt_ids", "segment_ids"),
     "integer[]": (
         "subtasks",
-        "input_rows",
-        "late_rows",
         "restore_ms",
         "segment_subtasks",
         "entries",
     ),
-    "bigint[]": ("task_attempts", "max_event_ms", "offsets_bytes", "sizes_bytes"),
+    "bigint[]": (
+        "task_attempts",
+        "input_rows",
+        "late_rows",
+        "max_event_ms",
+        "offsets_bytes",
+        "sizes_bytes",
+    ),
     "smallint[]": ("sequence_numbers",),
     "text[]": ("segment_kinds",),
-    "bytea[]": ("sha256s",),
 }
 _PLAIN = (
     "commit_id",
@@ -161,6 +165,7 @@ _PLAIN = (
     "tm_id",
     "parallelism",
     "max_parallelism",
+    "sha256s",
 )
 _NOTHING: dict[str, Any] = {
     **dict.fromkeys(UPLOAD_COLUMNS),
@@ -203,7 +208,7 @@ def unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
             path=row.path,
             offset=row.offsets_bytes[place],
             size_bytes=row.sizes_bytes[place],
-            sha256=bytes(row.sha256s[place]).hex(),
+            sha256=bytes(row.sha256s[32 * place : 32 * place + 32]).hex(),
             key_groups=range_of(subtask, row.parallelism, row.max_parallelism),
             entries=row.entries[place],
             first_checkpoint=row.checkpoint_id,

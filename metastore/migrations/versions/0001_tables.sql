@@ -284,8 +284,8 @@ CREATE TABLE cairn.group_commits (
     subtasks INTEGER[] DEFAULT '{}' NOT NULL,
     attempt_ids UUID[] DEFAULT '{}' NOT NULL,
     task_attempts BIGINT[] DEFAULT '{}' NOT NULL,
-    input_rows INTEGER[] DEFAULT '{}' NOT NULL,
-    late_rows INTEGER[],
+    input_rows BIGINT[] DEFAULT '{}' NOT NULL,
+    late_rows BIGINT[],
     max_event_ms BIGINT[],
     restore_ms INTEGER[] DEFAULT '{}' NOT NULL,
     replaced_subtasks INTEGER[] DEFAULT '{}' NOT NULL,
@@ -295,20 +295,20 @@ CREATE TABLE cairn.group_commits (
     sequence_numbers SMALLINT[],
     offsets_bytes BIGINT[] DEFAULT '{}' NOT NULL,
     sizes_bytes BIGINT[] DEFAULT '{}' NOT NULL,
-    sha256s BYTEA[] DEFAULT '{}' NOT NULL,
+    sha256s BYTEA DEFAULT '' NOT NULL,
     entries INTEGER[] DEFAULT '{}' NOT NULL,
     key_groups INT4MULTIRANGE NOT NULL,
-    uploaded_files SMALLINT,
+    uploaded_files INTEGER,
     uploaded_segments INTEGER,
     uploaded_bytes BIGINT,
-    requests SMALLINT,
-    retries SMALLINT,
-    hedges SMALLINT,
-    hedge_wins SMALLINT,
-    failed_attempts SMALLINT,
-    winning_attempt SMALLINT,
-    failed_uploads SMALLINT,
-    queue_size SMALLINT,
+    requests INTEGER,
+    retries INTEGER,
+    hedges INTEGER,
+    hedge_wins INTEGER,
+    failed_attempts INTEGER,
+    winning_attempt INTEGER,
+    failed_uploads INTEGER,
+    queue_size INTEGER,
     wait_ms INTEGER,
     upload_ms INTEGER,
     longest_request_ms INTEGER,
@@ -332,7 +332,7 @@ CREATE TABLE cairn.group_commits (
         cardinality(segment_subtasks) = cardinality(segment_ids)
         AND cardinality(offsets_bytes) = cardinality(segment_ids)
         AND cardinality(sizes_bytes) = cardinality(segment_ids)
-        AND cardinality(sha256s) = cardinality(segment_ids)
+        AND octet_length(sha256s) = 32 * cardinality(segment_ids)
         AND cardinality(entries) = cardinality(segment_ids)
         AND (segment_kinds IS NULL OR cardinality(segment_kinds) = cardinality(segment_ids))
         AND (sequence_numbers IS NULL OR cardinality(sequence_numbers) = cardinality(segment_ids))
