@@ -45,7 +45,7 @@ test: $(READY) ## Check style and types, then run every test (PYTEST_ARGS=… to
 
 test-fast: $(READY) ## Run the tests that start neither Spark nor Airflow: a few minutes
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal \
-		-m "not spark and not airflow" $(PYTEST_ARGS)
+		-m "not spark and not airflow and not slow" $(PYTEST_ARGS)
 
 mutants: $(READY) ## Break the code on purpose and show which test notices (MUTANTS="part of a name")
 	@$(BIN)/python -m tests.mutants $(MUTANTS)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 
-from cairn.catalog.catalog import dispose_engines
+from cairn.catalog import catalog
 from cairn.catalog.migrate import head_revision
 from metastore.models import Base
 
@@ -46,7 +46,8 @@ class Databases:
         """Lends the URL of a migrated database without rows."""
         url = self._free.pop() if self._free else self._create()
         yield url
-        dispose_engines()
+        for connections in catalog._connections.values():
+            connections.close()  # what their engine has compiled serves the next test
         if _is_emptied(url):
             self._free.append(url)
         else:

@@ -47,6 +47,7 @@ SMALL = Shape.of(1_000_000, 1000)
 KINDS = {"changelog", "keyed_full", "keyed_increment"}
 
 
+@pytest.mark.slow
 def test_a_small_run_reads_what_the_checkpoint_holds_and_no_more(
     shared_metastore_url: str, tmp_path: Path
 ) -> None:

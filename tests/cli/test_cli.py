@@ -315,7 +315,7 @@ def test_metastore_of_an_unknown_form_is_refused(capsys: pytest.CaptureFixture[s
 def test_it_runs_as_a_module_and_survives_a_closed_pipe(
     metastore_url: str, job: StatefulJob
 ) -> None:
-    job.batch(*put_list(1, "eu", *map(str, range(20_000))))
+    job.batch(*put_list(1, "eu", *map(str, range(4_000))))
     process = subprocess.Popen(
         [sys.executable, "-m", "cairn.cli", "state", "clicks", "--json", "--metastore", job.url],
         cwd=ROOT,

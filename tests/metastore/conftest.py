@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from cairn.catalog.catalog import dispose_engines
-from cairn.catalog.embedded import stop
+from cairn.catalog.embedded import resolve_url, stop
 from tests.metastore.rows import Rows
 
 
@@ -22,7 +23,7 @@ def rows(shared_metastore_url: str) -> Rows:
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
+def empty_directory() -> Iterator[Path]:
     """For an embedded metastore, which is stopped in the end.
 
     Not pytest's own directory, which no other user may enter: root runs it as `pgserver`.
@@ -32,3 +33,21 @@ def directory() -> Iterator[Path]:
     dispose_engines()
     stop(f"embedded:{made}")
     shutil.rmtree(made)
+
+
+@pytest.fixture(scope="session")
+def initialised() -> Iterator[Path]:
+    """What `initdb` makes, which takes 1 s."""
+    made = Path(tempfile.mkdtemp(prefix="cairn-test-"))
+    resolve_url(f"embedded:{made}")
+    stop(f"embedded:{made}")
+    yield made / "data"
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def directory(empty_directory: Path, initialised: Path) -> Path:
+    """One in which a server has been, which was stopped."""
+    # `cp`, which keeps the owner: root runs it as another user.
+    subprocess.run(["cp", "-a", str(initialised), str(empty_directory / "data")], check=True)
+    return empty_directory

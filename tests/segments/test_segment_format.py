@@ -64,6 +64,7 @@ def test_record_batches_are_bounded() -> None:
     assert parts[0].keys + parts[1].keys == keys
 
 
+@pytest.mark.slow
 def test_changes_of_more_than_2_gib_are_read_back_in_batches_that_fit_into_memory() -> None:
     value = b"v" * (32 << 20)
     keys = [entry_prefix(row // 10, 0, row.to_bytes(4, "big")) for row in range(70)]

@@ -32,12 +32,9 @@ GROUPS = 2
 """Key groups of each subtask, and so early segments."""
 
 WAYS: dict[str, dict[str, Any]] = {
-    "within": {},
     "small files": {"max_file_size": "1 kb", "max_subtasks_per_file": 1},
     "off": {"enabled": False},
-    "off, blocking": {"enabled": False, "pool_blocking": True, "max_file_pool_size": 1},
     "blocking": {"pool_blocking": True, "max_file_pool_size": 1},
-    "across": {"across_checkpoint_boundary": True},
     "across, blocking": {
         "across_checkpoint_boundary": True,
         "pool_blocking": True,
