@@ -84,13 +84,13 @@ _COMMITS = (
         gen_random_uuid(), :job, b + 1, {FILE}, '1-' || lpad(to_hex(g), 12, '0'),
         :parallelism, :max_parallelism, CASE WHEN {IS_DEAD} THEN 'DEAD' ELSE 'LIVE' END,
         n.subtasks, n.ids, n.ones, n.ones, n.ones, n.ids, n.subtasks, n.offsets, n.sizes,
-        n.sha256s, n.ones, n.key_groups, 1, cardinality(n.subtasks),
+        n.sha256s, n.entries, n.key_groups, 1, cardinality(n.subtasks),
         cardinality(n.subtasks) * :segment_bytes, 1, 0, 0, 0, 0, 1, 0, 0, 0, 5, 5, 0
     FROM generate_series(0, :batches - 1) AS b
     CROSS JOIN LATERAL (
         SELECT
             {GROUP} AS g, array_agg(s) AS subtasks, array_agg(gen_random_uuid()) AS ids,
-            array_agg(1) AS ones,
+            array_agg(1) AS ones, array_agg(3) AS entries,
             array_agg((s - {GROUP} * :parallelism / :groups) * :segment_bytes) AS offsets,
             array_agg(CAST(:segment_bytes AS bigint)) AS sizes,
             string_agg(sha256(CAST(b || 'x' || s AS bytea)), '') AS sha256s,
