@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, and_, func, select
 
 from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
@@ -100,7 +100,13 @@ def rows_read(catalog: Catalog, job: str) -> int:
         _number(
             catalog,
             select(func.sum(SubtaskAck.input_rows))
-            .join(Checkpoint)
+            .join(
+                Checkpoint,
+                and_(
+                    Checkpoint.job_id == SubtaskAck.job_id,
+                    Checkpoint.checkpoint_id == SubtaskAck.checkpoint_id,
+                ),
+            )
             .join(Job, Job.job_id == Checkpoint.job_id)
             .where(Job.name == job, Checkpoint.status.in_(DONE)),
         )

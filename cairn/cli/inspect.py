@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, text
+from sqlalchemy import Connection, Row, select
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.job.segments import lists_at, segments_at
+from cairn.catalog.job.segments import lists_at, read_one_instant, segments_at
 from cairn.catalog.jobs import find_job
 from cairn.catalog.migrate import require_current
 from cairn.cli.output import print_json, print_table
@@ -114,7 +114,7 @@ def find_content(
         RefusedError: the checkpoint cannot be read; the message lists those that can.
     """
     # One snapshot: a cleanup must not subsume the checkpoint between two reads.
-    connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    read_one_instant(connection)
     job = find_job(connection, job_name)
     chosen, parallelism = _choose(connection, job_name, job.job_id, checkpoint_id)
     variables = connection.execute(

@@ -63,31 +63,21 @@ CREATE OR REPLACE FUNCTION cairn.released_at(
     job text, changed_groups int4multirange, made_in bigint
 ) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-RETURN (
-    SELECT
-        CASE
-            WHEN changed_groups = '{}' THEN made_in + 1
-            WHEN count(*) = (
-                SELECT sum(upper(r.part) - lower(r.part)) FROM unnest(changed_groups) AS r (part)
-            ) THEN max(g.first_checkpoint)
-        END
+RETURN CASE WHEN changed_groups = '{}' THEN made_in + 1 ELSE (
+    SELECT min(b.first_checkpoint)
     FROM (
-        SELECT min(b.first_checkpoint) AS first_checkpoint
-        FROM (
-            SELECT
-                generate_series(lower(s.key_groups), upper(s.key_groups) - 1) AS key_group,
-                s.first_checkpoint
-            FROM cairn.placed_segments AS s
-            WHERE s.job_id = job
-              AND s.status = 'LIVE'
-              AND s.kind IN ('keyed_full', 'keyed_increment')
-              AND s.as_of_checkpoint >= made_in
-              AND s.key_groups && changed_groups
-        ) AS b
-        WHERE b.key_group <@ changed_groups
-        GROUP BY b.key_group
-    ) AS g
-);
+        SELECT
+            s.first_checkpoint,
+            range_agg(s.key_groups) OVER (ORDER BY s.first_checkpoint) AS covered
+        FROM cairn.placed_segments AS s
+        WHERE s.job_id = job
+          AND s.status = 'LIVE'
+          AND s.kind IN ('keyed_full', 'keyed_increment')
+          AND s.as_of_checkpoint >= made_in
+          AND s.key_groups && changed_groups
+    ) AS b
+    WHERE b.covered @> changed_groups
+) END;
 
 -- Returns the key groups of a subtask: [ceil(i*K/P), ceil((i+1)*K/P)) (cairn/keygroups.py).
 CREATE OR REPLACE FUNCTION cairn.key_groups_of(

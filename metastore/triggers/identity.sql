@@ -85,9 +85,23 @@ EXECUTE FUNCTION cairn.refuse_identity(
 -- Of a group commit only the status changes, and which of its subtasks were replaced.
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.group_commits FOR EACH ROW
 WHEN (
-    to_jsonb(OLD) - 'status' - 'replaced_subtasks'
+    (OLD.commit_id, OLD.job_id, OLD.checkpoint_id, OLD.file_id, OLD.tm_id, OLD.parallelism,
+     OLD.max_parallelism, OLD.subtasks, OLD.attempt_ids, OLD.task_attempts, OLD.input_rows,
+     OLD.late_rows, OLD.max_event_ms, OLD.restore_ms, OLD.segment_ids, OLD.segment_subtasks,
+     OLD.segment_kinds, OLD.sequence_numbers, OLD.offsets_bytes, OLD.sizes_bytes, OLD.sha256s,
+     OLD.entries, OLD.key_groups, OLD.uploaded_files, OLD.uploaded_segments, OLD.uploaded_bytes,
+     OLD.requests, OLD.retries, OLD.hedges, OLD.hedge_wins, OLD.failed_attempts,
+     OLD.winning_attempt, OLD.failed_uploads, OLD.queue_size, OLD.wait_ms, OLD.upload_ms,
+     OLD.longest_request_ms, OLD.pool_wait_ms, OLD.acked_at)
     IS DISTINCT FROM
-    to_jsonb(NEW) - 'status' - 'replaced_subtasks'
+    (NEW.commit_id, NEW.job_id, NEW.checkpoint_id, NEW.file_id, NEW.tm_id, NEW.parallelism,
+     NEW.max_parallelism, NEW.subtasks, NEW.attempt_ids, NEW.task_attempts, NEW.input_rows,
+     NEW.late_rows, NEW.max_event_ms, NEW.restore_ms, NEW.segment_ids, NEW.segment_subtasks,
+     NEW.segment_kinds, NEW.sequence_numbers, NEW.offsets_bytes, NEW.sizes_bytes, NEW.sha256s,
+     NEW.entries, NEW.key_groups, NEW.uploaded_files, NEW.uploaded_segments, NEW.uploaded_bytes,
+     NEW.requests, NEW.retries, NEW.hedges, NEW.hedge_wins, NEW.failed_attempts,
+     NEW.winning_attempt, NEW.failed_uploads, NEW.queue_size, NEW.wait_ms, NEW.upload_ms,
+     NEW.longest_request_ms, NEW.pool_wait_ms, NEW.acked_at)
 )
 EXECUTE FUNCTION cairn.refuse_identity('all but status and replaced_subtasks');
 

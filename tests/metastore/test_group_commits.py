@@ -13,15 +13,16 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import insert, update
+from sqlalchemy import Connection, insert, update
 
 from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
 from cairn.catalog.cleanup.snapshot import read_snapshot
+from cairn.catalog.job import segments
 from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.coverage import Coverage
 from cairn.catalog.job.fencing import lock_job
-from cairn.catalog.job.group_commits import Ack
+from cairn.catalog.job.group_commits import Ack, StoredSegment
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
@@ -128,15 +129,15 @@ def test_a_group_reads_back_as_the_segments_and_acks_that_it_was_made_of(
         )
         for a in sorted(made, key=lambda ack: ack.subtask)
     ]
-    segments = job.sql(
+    read_segments = job.sql(
         "SELECT subtask, segment_id::text, kind, sequence_number, offset_bytes, size_bytes, sha256,"
         " lower(key_groups), upper(key_groups), first_checkpoint, released_checkpoint"
         " FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'"
     )
-    assert sorted(segments) == sorted(
+    assert sorted(read_segments) == sorted(
         handle_columns(a.subtask, s) for a in made for s in a.segments
     )
-    assert job.file_facts(file)[1:] == (len(segments), len(segments) * SIZE_BYTES)
+    assert job.file_facts(file)[1:] == (len(read_segments), len(read_segments) * SIZE_BYTES)
 
 
 STATS = UploadStats(
@@ -417,3 +418,66 @@ def test_group_commits_that_a_retained_checkpoint_needs_stay_whatever_the_plan_s
     steps.begin(batch)
     steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
     assert forged(steps) == Applied(0, 0, 0), "the base counts from checkpoint 5 on"
+
+
+def test_acks_of_a_group_with_several_files_come_with_all_their_segments(steps: Steps) -> None:
+    epoch = steps.register()
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    files, acks = {}, []
+    for subtask in (0, 1):
+        [ack], file = steps.group(batch, 1, [subtask])
+        files[steps.path(file)] = file
+        of_file = tuple(replace(one, path=steps.path(file)) for one in ack.segments)
+        acks.append(replace(ack, segments=of_file))
+    commit = partial(acknowledge, batch=batch, checkpoint_id=1, tm_id="tm", acks=acks, files=files)
+    steps.run(commit)
+    whole = steps.begin(steps.ref(epoch, 1)).parent
+    own = steps.run(lambda c: begin_batch(c, steps.ref(epoch, 1), subtasks=[0])).parent
+    assert whole is not None
+    assert own is not None
+    assert own.acks == whole.acks
+
+
+def test_a_restore_finds_the_bases_and_the_changelog_of_one_instant(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = steps.register()
+    for batch_id in range(2):
+        steps.whole_batch(epoch, batch_id)
+    steps.begin(steps.ref(epoch, 2))
+    wanted = steps.segments(2)
+    read_commits = segments.commits_after
+
+    def later(*args: Any, **named: Any) -> list[StoredSegment]:
+        monkeypatch.undo()
+        batch = steps.ref(epoch, 2)
+        steps.install(batch, steps.base(batch, 2, (0, MAX_PARALLELISM)))
+        steps.ack(batch, 3, 0, 1)
+        for batch_id in (3, 4, 5):
+            steps.whole_batch(epoch, batch_id)
+        steps.begin(steps.ref(epoch, 6))
+        steps.clean()
+        return read_commits(*args, **named)
+
+    monkeypatch.setattr(segments, "commits_after", later)
+
+    def read(connection: Connection) -> list[str]:
+        segments.read_one_instant(connection)
+        everything = KeyGroupRange(0, MAX_PARALLELISM)
+        found = segments.segments_at(connection, steps.job_id, 2, everything)
+        return [handle.segment_id for handle in found]
+
+    assert steps.run(read) == wanted
+    assert steps.segments(2) == [], "the changelog has died meanwhile"
+
+
+def test_a_statistic_that_is_too_large_refuses_no_ack(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    [ack], file = steps.group(batch, 1, [0])
+    huge = replace(ack, input_rows=2**40, restore_ms=2**40)
+    commit = partial(acknowledge, batch=batch, checkpoint_id=1, tm_id="tm", files={"": file})
+    slow = replace(STATS, wait_ms=2**40)
+    steps.run(lambda c: commit(c, acks=[huge], uploads=[slow, slow]))
+    assert steps.sql("SELECT input_rows FROM cairn.subtask_acks WHERE job_id = :job") == [(2**40,)]

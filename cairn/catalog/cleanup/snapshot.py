@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from cairn.catalog.cleanup.needs import any_uuid, is_needed, is_pinned, multirange
+from cairn.catalog.job.segments import read_one_instant
 from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
 from metastore.models import SCHEMA, Checkpoint, PhysicalFile, Pin, PlacedSegment
@@ -133,7 +134,7 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
         BadInputError: there is no such job.
     """
     # One snapshot for all reads: a file's live segments must be those that the segments say.
-    connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    read_one_instant(connection)
     row = find_job(connection, job_name)
     job = JobFacts(
         job_id=row.job_id,

@@ -123,9 +123,14 @@ def read_start(
 _BEGUN = text("SELECT * FROM cairn.begun_batch(:job_id, :epoch, :query_id, :batch_id)")
 _ACKS = text(f"{COMMITTED} AND g.checkpoint_id = :checkpoint_id")
 _OWN_ACKS = text(f"""{COMMITTED} AND g.checkpoint_id = :checkpoint_id
-      AND (g.subtasks && CAST(:subtasks AS integer[])
-        OR g.segment_subtasks && CAST(:subtasks AS integer[]))
-""")
+      AND (g.subtasks && CAST(:subtasks AS integer[]) OR g.segment_subtasks && (
+        -- Of all that committed with them, too: their segments may be in other rows.
+        SELECT array_agg(together.subtask)
+        FROM cairn.group_commits AS o CROSS JOIN LATERAL unnest(o.subtasks) AS together (subtask)
+        WHERE o.job_id = :job_id AND o.checkpoint_id = :checkpoint_id
+          AND o.subtasks && CAST(:subtasks AS integer[])
+      ))
+""")  # noqa: S608 - fixed texts
 
 
 def _parent(

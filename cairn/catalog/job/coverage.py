@@ -21,6 +21,8 @@ class Coverage:
     """Up to which checkpoint bases and increments replace the changelog, by key group."""
 
     until: dict[int, int]
+    newest: int
+    """The greatest of them; 0 if nothing is covered."""
 
     @classmethod
     def of(cls, handles: Iterable[SegmentHandle]) -> Coverage:
@@ -30,7 +32,7 @@ class Coverage:
             if handle.kind in COVERING:
                 for group in range(handle.key_groups.start, handle.key_groups.end):
                     until[group] = max(until.get(group, 0), handle.as_of_checkpoint)
-        return cls(until)
+        return cls(until, max(until.values(), default=0))
 
     def least(self, key_groups: KeyGroupRange) -> int:
         """Returns up to which checkpoint all of the key groups are covered; 0 if some are not."""
@@ -40,4 +42,6 @@ class Coverage:
     def is_needed(self, change: SegmentHandle, key_groups: KeyGroupRange) -> bool:
         """Tells whether a restore of the key groups has to replay a changelog."""
         inside = change.key_groups.intersect(key_groups)
+        if change.first_checkpoint > self.newest:  # most are: no key group need be looked at
+            return len(inside) > 0
         return len(inside) > 0 and self.least(inside) < change.first_checkpoint

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, text
 
 from cairn.catalog.job.files import WrittenFile
-from cairn.catalog.job.upload_stats import UPLOAD_COLUMNS, UploadStats, upload_facts
+from cairn.catalog.job.upload_stats import MOST, UPLOAD_COLUMNS, UploadStats, upload_facts
 from cairn.handles import SegmentHandle
-from cairn.keygroups import range_of
+from cairn.keygroups import KeyGroupRange, range_of
 from metastore.enums import Scope, SegmentKind
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def _ack_columns(acks: Sequence[Ack]) -> dict[str, Any]:
         "input_rows": [ack.input_rows for ack in acks],
         "late_rows": _unless_all([ack.late_rows for ack in acks], 0),
         "max_event_ms": [time for one in times for time in one] or None,
-        "restore_ms": [ack.restore_ms for ack in acks],
+        "restore_ms": [min(ack.restore_ms, MOST) for ack in acks],
     }
 
 
@@ -191,8 +191,12 @@ COMMITTED = """
 """Selects what `unpack` takes."""
 
 
-def unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
+def unpack(
+    row: Row[*tuple[Any, ...]], within: KeyGroupRange | None = None
+) -> Iterator[StoredSegment]:
     """Yields the segments of a group commit's row, but for those of replaced attempts.
+
+    Of subtasks that have key groups in `within`; None: of all.
 
     They are not released, as far as their handles say: `cairn.catalog.job.segments` knows.
     """
@@ -200,6 +204,9 @@ def unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
     replaced = set(row.replaced_subtasks)
     for place, subtask in enumerate(row.segment_subtasks):
         if subtask in replaced:
+            continue
+        key_groups = range_of(subtask, row.parallelism, row.max_parallelism)
+        if within is not None and not len(key_groups.intersect(within)):
             continue
         kind = SegmentKind((row.segment_kinds or [SegmentKind.CHANGELOG] * many)[place])
         handle = SegmentHandle(
@@ -209,7 +216,7 @@ def unpack(row: Row[*tuple[Any, ...]]) -> Iterator[StoredSegment]:
             offset=row.offsets_bytes[place],
             size_bytes=row.sizes_bytes[place],
             sha256=bytes(row.sha256s[32 * place : 32 * place + 32]).hex(),
-            key_groups=range_of(subtask, row.parallelism, row.max_parallelism),
+            key_groups=key_groups,
             entries=row.entries[place],
             first_checkpoint=row.checkpoint_id,
             as_of_checkpoint=row.checkpoint_id,

@@ -57,7 +57,10 @@ class Replay:
 def replay_of(
     connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
 ) -> Replay:
-    """Returns what newer checkpoints, too, replay up to the state of a confirmed one."""
+    """Returns what newer checkpoints, too, replay up to the state of a confirmed one.
+
+    The transaction reads one instant.
+    """
     placed = placed_segments(
         connection,
         PlacedSegment.job_id == job_id,

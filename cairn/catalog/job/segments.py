@@ -41,10 +41,21 @@ HANDLE_COLUMNS = (
 )
 
 
+def read_one_instant(connection: Connection) -> None:
+    """Makes all statements of a transaction, which only reads, see one instant; it is the first.
+
+    Placed segments and group commits are read one after the other. In between, a base may be
+    installed and the changelog that it replaces may die: neither would be found.
+    """
+    connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+
+
 def segments_at(
     connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
 ) -> list[SegmentHandle]:
     """Returns what a restore of some key groups to a checkpoint reads, in order of replay.
+
+    The transaction reads one instant, or holds the job's lock.
 
     Replay order: by `as_of_checkpoint`, and within one a changelog before an increment before a
     base, because a base replaces its key groups whole.
@@ -110,10 +121,9 @@ def commits_after(
     return [
         one
         for row in rows
-        for one in unpack(row)
+        for one in unpack(row, key_groups)
         if (
             one.handle.first_checkpoint == until
-            and len(one.handle.key_groups.intersect(key_groups)) > 0
             if one.handle.kind.is_exclusive
             else coverage.is_needed(one.handle, key_groups)
         )

@@ -33,6 +33,8 @@ class UploadStats:
 
 
 _GREATEST = {"winning_attempt", "queue_size", "longest_request_ms"}
+MOST = 2**31 - 1
+"""Of the columns' type."""
 _RENAMED = {"segments": "uploaded_segments", "size_bytes": "uploaded_bytes"}
 
 
@@ -57,4 +59,5 @@ def upload_facts(uploads: Sequence[UploadStats], pool_wait_ms: int) -> dict[str,
         values = [getattr(upload, one.name) for upload in uploads]
         together = max if one.name in _GREATEST else sum
         facts[_RENAMED.get(one.name, one.name)] = together(values)
-    return facts
+    # A statistic that is too large for its column must not refuse the acks.
+    return {name: min(fact, MOST) for name, fact in facts.items()}

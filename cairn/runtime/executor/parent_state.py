@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from sqlalchemy import Connection
 
 from cairn.catalog.job.batch_start import BatchStart, Parent
-from cairn.catalog.job.segments import current_epoch, lineage_of, segments_at
+from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
 from cairn.errors import FencedError
 from cairn.handles import SegmentHandle
 from cairn.runtime.executor.local_store import (
@@ -165,6 +165,7 @@ def _restore(
     run, key_groups = context.run, context.key_groups
 
     def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
+        read_one_instant(connection)
         handles = segments_at(connection, run.job_id, wanted.checkpoint_id, key_groups)
         return handles, lineage_of(connection, run.job_id, here.checkpoint_id)
 

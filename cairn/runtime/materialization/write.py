@@ -12,9 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from sqlalchemy import Connection
+
 import cairn.segments.format as segment_format
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import Materialized, Replay, install, replay_of
+from cairn.catalog.job.segments import read_one_instant
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
@@ -82,10 +85,12 @@ def materialize(
     if position is None or position.checkpoint_id == 0 or position.epoch > run.epoch:
         return None
     key_groups, as_of = context.key_groups, position.checkpoint_id
-    replay = run.catalog.run(
-        f"find what subtask {subtask} of job {run.job} would replay",
-        lambda connection: replay_of(connection, run.job_id, as_of, key_groups),
-    )
+
+    def look_up(connection: Connection) -> Replay:
+        read_one_instant(connection)
+        return replay_of(connection, run.job_id, as_of, key_groups)
+
+    replay = run.catalog.run(f"find what subtask {subtask} of job {run.job} would replay", look_up)
     if replay.lineage != position.lineage or (replay.is_based and not replay.changes):
         return None
     replaced: Sequence[SegmentHandle] | None = None
