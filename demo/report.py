@@ -138,7 +138,13 @@ def make_report(
     job_id = connection.execute(select(Job.job_id).where(Job.name == job)).scalar_one()
     batches = connection.execute(
         select(func.count(Checkpoint.batch_id.distinct()))
-        .join(SubtaskAck)
+        .join(
+            SubtaskAck,
+            and_(
+                SubtaskAck.job_id == Checkpoint.job_id,
+                SubtaskAck.checkpoint_id == Checkpoint.checkpoint_id,
+            ),
+        )
         .where(Checkpoint.job_id == job_id, SubtaskAck.input_rows > 0)
     ).scalar_one()
     files = connection.execute(

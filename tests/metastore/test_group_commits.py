@@ -31,6 +31,7 @@ from metastore.enums import SegmentKind
 from metastore.models import GroupCommit
 from tests.metastore.rows import Rows
 from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps
+from tests.metastore.test_row_guards import wait_until_blocked
 
 SUBTASKS = 8
 
@@ -215,7 +216,7 @@ def test_two_acks_of_a_subtask_at_once_leave_one(rows: Rows) -> None:
     with ThreadPoolExecutor() as threads, rows.catalog.begin() as connection:
         connection.execute(insert(GroupCommit).values(rows.packed_columns(first, 1, 0)))
         late = threads.submit(rows.packed, second, 1, 0)
-        assert not late.done()
+        wait_until_blocked(rows)
         connection.commit()
         with pytest.raises(RefusedError, match="replaces the attempt"):
             late.result()
@@ -417,6 +418,9 @@ def test_group_commits_that_a_retained_checkpoint_needs_stay_whatever_the_plan_s
     batch = steps.ref(epoch, 3)
     steps.begin(batch)
     steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
+    steps.sql(
+        "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE job_id = :job AND checkpoint_id < 3"
+    )
     assert forged(steps) == Applied(0, 0, 0), "the base counts from checkpoint 5 on"
 
 
