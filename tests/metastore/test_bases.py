@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, text
 
 from cairn.catalog.job.materializations import Replay, install, release_covered, replay_of
-from cairn.catalog.job.segments import lineage_of, place_segments
+from cairn.catalog.job.segments import lineage_of
 from cairn.errors import FencedError
 from cairn.keygroups import KeyGroupRange
 from metastore.enums import SegmentKind
-from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps, acknowledging
+from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
 
 
 @pytest.fixture
@@ -332,33 +330,6 @@ def test_live_segments_stay_bounded_over_an_hour_of_batches(steps: Steps) -> Non
         )
         most = max(most, live)
     assert most <= 2 * (2 * 6 + 2 + 2), "changes since and before, bases, increments"
-
-
-def test_adopted_changelog_is_released_when_bases_of_its_state_cover_it_whole(
-    steps: Steps,
-) -> None:
-    confirmed(steps, 4)
-    batch = steps.ref(1, 4)
-    wide = dataclasses.replace(
-        steps.changelog(1, 3, 0, 0), key_groups=KeyGroupRange(0, MAX_PARALLELISM)
-    )
-    file = steps.intend(batch)
-    steps.run(lambda c: place_segments(c, steps.job_id, [(file.file_id, 0, wide)]))
-
-    def released() -> Any:
-        [(checkpoint,)] = steps.sql(
-            "SELECT released_checkpoint FROM cairn.placed_segments WHERE segment_id = :id",
-            id=UUID(wide.segment_id),
-        )
-        return checkpoint
-
-    steps.install(batch, steps.base(batch, 3, (0, 4)))
-    assert released() is None, "a half is not covered"
-    steps.install(batch, steps.base(batch, 2, (4, 8)), subtask=1)
-    steps.install(batch, steps.base(batch, 4, (0, 4)))
-    assert released() is None, "a half is covered by an older state"
-    steps.install(batch, steps.base(batch, 3, (4, 8)), subtask=1)
-    assert released() == steps.begin(batch).checkpoint_id + 1
 
 
 MANY_SEGMENTS = """

@@ -13,21 +13,16 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import insert, update
 
-from cairn.catalog.cleanup.apply import Applied, apply_plan, store_plan
-from cairn.catalog.cleanup.snapshot import read_snapshot
-from cairn.catalog.job import segments
 from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.begin import begin_batch
-from cairn.catalog.job.coverage import Coverage
 from cairn.catalog.job.fencing import lock_job
-from cairn.catalog.job.group_commits import Ack, StoredSegment
+from cairn.catalog.job.group_commits import Ack
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
-from metastore.enums import SegmentKind
 from metastore.models import GroupCommit
 from tests.metastore.rows import Rows
 from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps
@@ -257,58 +252,6 @@ def test_a_segment_that_is_not_of_its_subtasks_key_groups_is_not_packed(steps: S
         steps.commit(batch, 1, [replace(ack, segments=(wide,))], file)
 
 
-def test_sql_gives_a_subtask_the_same_key_groups(steps: Steps) -> None:
-    steps.register()
-    for parallelism, most in ((1, 1), (3, 128), (128, 128), (200, 512), (7, 32768)):
-        read = steps.sql(
-            "SELECT s, lower(r), upper(r) FROM generate_series(0, :p - 1) AS s"
-            " CROSS JOIN LATERAL cairn.key_groups_of(s, :p, :k) AS r",
-            p=parallelism,
-            k=most,
-        )
-        assert [KeyGroupRange(low, high) for _, low, high in read] == [
-            range_of(subtask, parallelism, most) for subtask in range(parallelism)
-        ]
-
-
-bases = st.lists(
-    st.tuples(
-        st.integers(0, MAX_PARALLELISM - 1), st.integers(1, MAX_PARALLELISM), st.integers(1, 4)
-    ),
-    max_size=5,
-)
-
-
-@given(drawn=bases, made_in=st.integers(1, 5), low=st.integers(0, 7), size=st.integers(1, 8))
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_sql_and_python_agree_on_what_bases_cover(
-    steps: Steps, drawn: list[tuple[int, int, int]], made_in: int, low: int, size: int
-) -> None:
-    job = replace(steps, name=f"job-{uuid4().hex[:8]}", parallelism={})
-    batch = job.ref(job.register(), 0)
-    job.begin(batch)
-    handles: list[SegmentHandle] = []
-    for start, length, as_of in drawn:
-        end = min(start + length, MAX_PARALLELISM)
-        file, handle = job.base(batch, as_of, (start, end))
-        job.install(batch, (file, handle))
-        handles.append(handle)
-    groups = KeyGroupRange(low, min(low + size, MAX_PARALLELISM))
-    until = Coverage.of(handles)
-    [(covered, released)] = job.sql(
-        "SELECT cairn.is_covered(r, :made_in, cairn.covered_until(:job, NULL)),"
-        " cairn.released_at(:job, r, :made_in)"
-        " FROM int4multirange(int4range(:low, :high)) AS r",
-        made_in=made_in,
-        low=groups.start,
-        high=groups.end,
-    )
-    assert covered is (until.least(groups) >= made_in)
-    assert (released is not None) is covered
-
-
 def test_an_executor_that_is_not_the_first_begins_a_batch_while_the_job_is_locked(
     steps: Steps,
 ) -> None:
@@ -357,73 +300,6 @@ def test_the_parent_comes_with_the_acks_of_the_executors_subtasks_only(steps: St
     assert set(start.parent.acks) == {2, 3}, "those of the group commit that has subtask 2"
 
 
-def test_changelog_is_kept_while_a_checkpoint_that_a_base_does_not_serve_is_pinned(
-    steps: Steps,
-) -> None:
-    epoch = steps.register()
-    for batch_id in range(3):
-        steps.whole_batch(epoch, batch_id)
-    batch = steps.ref(epoch, 3)
-    steps.begin(batch)
-    steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
-    steps.ack(batch, 4, 0, 1)
-    for batch_id in range(4, 8):
-        steps.whole_batch(epoch, batch_id)
-    steps.sql(
-        "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind)"
-        " VALUES (gen_random_uuid(), :job, 2, 'pin')"
-    )
-    before = steps.segments(2)
-    steps.clean()
-    assert steps.segments(2) == before
-    live = "SELECT checkpoint_id FROM cairn.group_commits WHERE job_id = :job AND status = 'LIVE'"
-    assert sorted(c for (c,) in steps.sql(live)) == [1, 2, 4, 5, 6, 7, 8]
-    assert steps.sql(
-        "SELECT kind FROM cairn.segments WHERE kind = :kind AND job_id = :job",
-        kind=SegmentKind.KEYED_FULL.value,
-    )
-
-
-def forged(steps: Steps) -> Applied | None:
-    """Applies a plan that lets all group commits of a job die."""
-    ids = [i for (i,) in steps.sql("SELECT commit_id FROM cairn.group_commits WHERE job_id = :job")]
-    job = steps.run(lambda c: read_snapshot(c, steps.name)).job
-    run_id = uuid4()
-    steps.run(lambda c: store_plan(c, run_id, job, "subsumption", {}, "00"))
-    apply = partial(apply_plan, job=job, run_id=run_id, plan_sha256="00")
-    return steps.run(partial(apply, checkpoints=[], segments=[], commits=ids, files=[]))
-
-
-def test_group_commits_that_no_base_covers_stay_whatever_the_plan_says(steps: Steps) -> None:
-    epoch = steps.register()
-    for batch_id in range(3):
-        steps.whole_batch(epoch, batch_id)
-    steps.sql(
-        "UPDATE cairn.checkpoints SET status = 'ABORTED' WHERE job_id = :job"
-        " AND status = 'COMPLETED'"
-    )
-    steps.sql(
-        "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE job_id = :job"
-        " AND status = 'CONFIRMED'"
-    )
-    assert forged(steps) == Applied(0, 0, 0)
-
-
-def test_group_commits_that_a_retained_checkpoint_needs_stay_whatever_the_plan_says(
-    steps: Steps,
-) -> None:
-    epoch = steps.register()
-    for batch_id in range(3):
-        steps.whole_batch(epoch, batch_id)
-    batch = steps.ref(epoch, 3)
-    steps.begin(batch)
-    steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
-    steps.sql(
-        "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE job_id = :job AND checkpoint_id < 3"
-    )
-    assert forged(steps) == Applied(0, 0, 0), "the base counts from checkpoint 5 on"
-
-
 def test_acks_of_a_group_with_several_files_come_with_all_their_segments(steps: Steps) -> None:
     epoch = steps.register()
     batch = steps.ref(epoch, 0)
@@ -441,39 +317,6 @@ def test_acks_of_a_group_with_several_files_come_with_all_their_segments(steps: 
     assert whole is not None
     assert own is not None
     assert own.acks == whole.acks
-
-
-def test_a_restore_finds_the_bases_and_the_changelog_of_one_instant(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    epoch = steps.register()
-    for batch_id in range(2):
-        steps.whole_batch(epoch, batch_id)
-    steps.begin(steps.ref(epoch, 2))
-    wanted = steps.segments(2)
-    read_commits = segments.commits_after
-
-    def later(*args: Any, **named: Any) -> list[StoredSegment]:
-        monkeypatch.undo()
-        batch = steps.ref(epoch, 2)
-        steps.install(batch, steps.base(batch, 2, (0, MAX_PARALLELISM)))
-        steps.ack(batch, 3, 0, 1)
-        for batch_id in (3, 4, 5):
-            steps.whole_batch(epoch, batch_id)
-        steps.begin(steps.ref(epoch, 6))
-        steps.clean()
-        return read_commits(*args, **named)
-
-    monkeypatch.setattr(segments, "commits_after", later)
-
-    def read(connection: Connection) -> list[str]:
-        segments.read_one_instant(connection)
-        everything = KeyGroupRange(0, MAX_PARALLELISM)
-        found = segments.segments_at(connection, steps.job_id, 2, everything)
-        return [handle.segment_id for handle in found]
-
-    assert steps.run(read) == wanted
-    assert steps.segments(2) == [], "the changelog has died meanwhile"
 
 
 def test_a_statistic_that_is_too_large_refuses_no_ack(steps: Steps) -> None:

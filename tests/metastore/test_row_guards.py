@@ -70,7 +70,9 @@ def wait_until_blocked(rows: Rows) -> None:
         "SELECT 1 FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
+    give_up = time.monotonic() + 10
     while not rows.execute(waiting):
+        assert time.monotonic() < give_up, "nobody waits for a lock"
         time.sleep(0.01)
 
 
