@@ -7,6 +7,10 @@ WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Tests start hundreds of Python processes, and uv installs no bytecode: without it each of them
+# compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up bench bench-merging bench-restore bench-metastore picture test test-fast mutants lint lock clean
 

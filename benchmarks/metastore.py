@@ -192,12 +192,13 @@ def _many_jobs(run: Run, _: Sizes) -> None:
 
 
 def _live(run: Run, sizes: Sizes) -> None:
-    for dead in (0, sizes.dead_segments):
+    points = [(live, 0) for live in sizes.live_segments]
+    for live, dead in [*points, (sizes.live_segments[-1], sizes.dead_segments)]:
         for side in run.sides:
             side.create("live")
-        run.kept("live", "fill", "live", dead=dead)
+        run.kept("live", "fill", "live", live=live, dead=dead)
         for repetition in range(run.repetitions):
-            run.kept("live", "live", "live", dead=dead, repetition=repetition)
+            run.kept("live", "live", "live", live=live, dead=dead, repetition=repetition)
         for side in run.sides:
             side.drop("live")
 

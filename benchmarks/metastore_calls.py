@@ -66,12 +66,12 @@ class CatalogCalls:
             states=[],
         )
         run = self._catalog.run("registering", lambda c: register_run(c, registration))
-        return JobRef(name, run.job_id, run.epoch, parallelism)
+        return JobRef(name, run.job_id, run.epoch, parallelism, str(registration.run_id))
 
     def begin(self, batch: Batch, subtasks: Sequence[int]) -> int:
         """Begins a batch for the subtasks of one executor."""
         ref = _ref(batch)
-        start = self._catalog.run(
+        start = self._catalog.run_each(
             "beginning", lambda c: begin_batch(c, ref, subtasks=list(subtasks))
         )
         return start.checkpoint_id
@@ -156,7 +156,7 @@ class CatalogCalls:
 
     def _timed(self, work: Callable[[Connection], T]) -> float:
         began_s = time.monotonic()
-        self._catalog.run("the benchmark", work)
+        self._catalog.run_each("the benchmark", work)
         return time.monotonic() - began_s
 
     def _is_new(self, path: str) -> bool:
@@ -171,6 +171,7 @@ def _ref(batch: Batch) -> BatchRef:
         job=batch.job.name,
         job_id=batch.job.job_id,
         epoch=batch.job.epoch,
+        run_id=batch.job.run_id,
         query_id=QUERY_ID,
         batch_id=batch.batch_id,
     )
@@ -188,18 +189,6 @@ def _segment(job: JobRef, subtask: int, kind: SegmentKind, checkpoint_id: int) -
 
 
 def _stats(segments: int) -> UploadStats:
-    return UploadStats(
-        segments=segments,
-        size_bytes=segments * SEGMENT_BYTES,
-        requests=1,
-        retries=0,
-        hedges=0,
-        hedge_wins=0,
-        failed_attempts=0,
-        winning_attempt=1,
-        failed_uploads=0,
-        queue_size=0,
-        wait_ms=0,
-        upload_ms=5,
-        longest_request_ms=5,
+    return UploadStats.of_one_request(
+        segments=segments, size_bytes=segments * SEGMENT_BYTES, took_ms=5
     )

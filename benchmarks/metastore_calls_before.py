@@ -67,7 +67,7 @@ class CatalogCalls:
             states=[],
         )
         run = self._catalog.run("registering", lambda c: _runs.register_run(c, registration))
-        return JobRef(name, run.job_id, run.epoch, parallelism)
+        return JobRef(name, run.job_id, run.epoch, parallelism, str(registration.run_id))
 
     def begin(self, batch: Batch, subtasks: Sequence[int]) -> int:
         """Begins a batch for all subtasks: this version knows no others."""
@@ -113,7 +113,6 @@ class CatalogCalls:
             for place, subtask in enumerate(subtasks)
         ]
         written = _files.WrittenFile(file_id, len(acks) * SEGMENT_BYTES)
-        stats = _stats(len(acks))
         ack_s = self._timed(
             lambda c: _acks.acknowledge(
                 c,
@@ -122,7 +121,7 @@ class CatalogCalls:
                 tm_id=tm_id,
                 acks=acks,
                 files={path: written},
-                uploads=[stats],
+                uploads=[_stats(len(acks))],
             )
         )
         return {"intent": intent_s, "ack": ack_s}

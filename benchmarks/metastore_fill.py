@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, text
 
-from benchmarks.metastore_shape import MAX_PARALLELISM, QUERY_ID, SEGMENT_BYTES, History, JobRef
+from benchmarks.metastore_shape import (
+    BATCHES_A_ROUND,
+    QUERY_ID,
+    SEGMENT_BYTES,
+    History,
+    JobRef,
+)
 
 # What a dead file, segment and checkpoint of batch b is, and the file of its group g.
 FILE = "CAST(md5(:job || '-' || b || '-' || g) AS uuid)"
@@ -16,6 +22,10 @@ KEY_GROUPS = (
     " ((s + 1) * :max_parallelism + :parallelism - 1) / :parallelism)"
 )
 IS_DEAD = "b < :dead_batches"
+# The same of round r of bases, each as of its last batch; those of the last one are live.
+BASE_FILE = "CAST(md5(:job || '-base-' || r || '-' || s) AS uuid)"
+IS_DEAD_BASE = "r < :dead_rounds"
+BASE_AS_OF = f"CASE WHEN {IS_DEAD_BASE} THEN (r + 1) * {BATCHES_A_ROUND} ELSE :dead_batches END"
 
 BEFORE = (
     "SET LOCAL session_replication_role = replica",  # no triggers and no foreign keys
@@ -55,18 +65,21 @@ BEFORE = (
         FROM generate_series(0, :parallelism - 1) AS s GROUP BY g
     ) AS n
     """,  # noqa: S608 - fixed texts
-    """
+    f"""
     INSERT INTO cairn.physical_files (
         file_id, job_id, epoch, path, scope, status, size_bytes, live_bytes, live_segments,
-        sealed_at
+        sealed_at, condemned_at, deleted_at
     )
     SELECT
-        CAST(md5(:job || '-base-' || s) AS uuid), :job, 1,
-        :job || '/shared/subtask-' || s || '-' || :parallelism || '/'
-            || CAST(md5(:job || '-base-' || s) AS uuid) || '.seg',
-        'shared', 'SEALED', :segment_bytes, :segment_bytes, 1, now()
-    FROM generate_series(0, :parallelism - 1) AS s
-    """,
+        {BASE_FILE}, :job, 1,
+        :job || '/shared/subtask-' || s || '-' || :parallelism || '/' || {BASE_FILE} || '.seg',
+        'shared', CASE WHEN {IS_DEAD_BASE} THEN 'DELETED' ELSE 'SEALED' END, :segment_bytes,
+        CASE WHEN {IS_DEAD_BASE} THEN 0 ELSE :segment_bytes END,
+        CASE WHEN {IS_DEAD_BASE} THEN 0 ELSE 1 END,
+        now(), CASE WHEN {IS_DEAD_BASE} THEN now() END, CASE WHEN {IS_DEAD_BASE} THEN now() END
+    FROM generate_series(0, :dead_rounds) AS r
+    CROSS JOIN generate_series(0, :parallelism - 1) AS s
+    """,  # noqa: S608
 )
 """Before the segments: jobs, runs, checkpoints, files."""
 
@@ -86,7 +99,7 @@ _COMMITS = (
         n.subtasks, n.ids, n.ones, n.ones, n.ones, n.ids, n.subtasks, n.offsets, n.sizes,
         n.sha256s, n.entries, n.key_groups, 1, cardinality(n.subtasks),
         cardinality(n.subtasks) * :segment_bytes, 1, 0, 0, 0, 0, 1, 0, 0, 0, 5, 5, 0
-    FROM generate_series(0, :batches - 1) AS b
+    FROM generate_series(:bare_batches, :batches - 1) AS b
     CROSS JOIN LATERAL (
         SELECT
             {GROUP} AS g, array_agg(s) AS subtasks, array_agg(gen_random_uuid()) AS ids,
@@ -99,6 +112,14 @@ _COMMITS = (
     ) AS n
     """,  # noqa: S608
     """
+    INSERT INTO cairn.materialization_totals (
+        job_id, subtask, started, completed, epoch, run_started, run_completed, run_bytes,
+        last_duration_ms, last_full_bytes, last_completed_at
+    )
+    SELECT :job, s, n, n, 1, n, n, n * :segment_bytes, 1000, :segment_bytes, now()
+    FROM generate_series(0, :parallelism - 1) AS s CROSS JOIN (SELECT :dead_rounds + 1) AS t (n)
+    """,
+    """
     INSERT INTO cairn.upload_totals
     SELECT
         job_id, 1, tm_id, count(*), sum(requests), 0, sum(uploaded_bytes), sum(upload_ms),
@@ -108,25 +129,30 @@ _COMMITS = (
     f"""
     INSERT INTO cairn.placed_segments (
         segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256,
-        entries, first_checkpoint, as_of_checkpoint
+        entries, first_checkpoint, as_of_checkpoint, released_checkpoint, status
     )
     SELECT
-        gen_random_uuid(), :job, CAST(md5(:job || '-base-' || s) AS uuid), 'keyed_full', s,
-        {KEY_GROUPS}, 0, :segment_bytes,
-        md5('x' || s) || md5('y' || s), 3, :dead_batches + 1, :dead_batches
-    FROM generate_series(0, :parallelism - 1) AS s
+        gen_random_uuid(), :job, {BASE_FILE}, 'keyed_full', s, {KEY_GROUPS}, 0, :segment_bytes,
+        md5('x' || s) || md5('y' || s), 3, {BASE_AS_OF} + 1, {BASE_AS_OF},
+        CASE WHEN {IS_DEAD_BASE} THEN {BASE_AS_OF} + {BATCHES_A_ROUND} + 1 END,
+        CASE WHEN {IS_DEAD_BASE} THEN 'DEAD' ELSE 'LIVE' END
+    FROM generate_series(0, :dead_rounds) AS r
+    CROSS JOIN generate_series(0, :parallelism - 1) AS s
     """,  # noqa: S608
 )
 
 AFTER = (
-    """
+    f"""
     INSERT INTO cairn.materializations (
-        materialization_id, job_id, epoch, subtask, finished_at, kind, as_of_checkpoint, segments,
-        entries, size_bytes
+        materialization_id, job_id, epoch, subtask, started_at, finished_at, kind,
+        as_of_checkpoint, segments, entries, size_bytes
     )
-    SELECT gen_random_uuid(), :job, 1, s, now(), 'keyed_full', :dead_batches, 1, 3, :segment_bytes
-    FROM generate_series(0, :parallelism - 1) AS s
-    """,
+    SELECT
+        gen_random_uuid(), :job, 1, s, now() - (:dead_rounds - r) * INTERVAL '10 minutes', now(),
+        'keyed_full', {BASE_AS_OF}, 1, 3, :segment_bytes
+    FROM generate_series(0, :dead_rounds) AS r
+    CROSS JOIN generate_series(0, :parallelism - 1) AS s
+    """,  # noqa: S608
     """
     INSERT INTO cairn.maintenance_runs (
         maintenance_run_id, job_id, action, plan, plan_sha256, status, result, finished_at
@@ -155,11 +181,13 @@ def run_all(
         "job": job.job_id,
         "query_id": QUERY_ID,
         "parallelism": job.parallelism,
-        "max_parallelism": MAX_PARALLELISM,
+        "max_parallelism": history.max_parallelism,
         "segment_bytes": SEGMENT_BYTES,
         "groups": history.groups,
         "batches": history.batches,
+        "bare_batches": history.bare_batches,
         "dead_batches": history.dead_batches,
+        "dead_rounds": history.dead_rounds,
     }
     for sql in statements:
         statement = text(sql)

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from benchmarks.metastore_fill import AFTER, BEFORE, FILE, GROUP, IS_DEAD, KEY_GROUPS, run_all
-from benchmarks.metastore_shape import History, JobRef
+from benchmarks.metastore_fill import (
+    AFTER,
+    BASE_AS_OF,
+    BASE_FILE,
+    BEFORE,
+    FILE,
+    GROUP,
+    IS_DEAD,
+    IS_DEAD_BASE,
+    KEY_GROUPS,
+    run_all,
+)
+from benchmarks.metastore_shape import BATCHES_A_ROUND, History, JobRef
 
 _LIFE = 300
 """Checkpoints between a changelog segment and its release."""
@@ -29,13 +40,15 @@ _SEGMENTS = (
     f"""
     INSERT INTO cairn.segments (
         segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256,
-        entries, first_checkpoint, as_of_checkpoint
+        entries, first_checkpoint, as_of_checkpoint, released_checkpoint, status
     )
     SELECT
-        gen_random_uuid(), :job, CAST(md5(:job || '-base-' || s) AS uuid), 'keyed_full', s,
-        {KEY_GROUPS}, 0, :segment_bytes,
-        md5('x' || s) || md5('y' || s), 3, :dead_batches + 1, :dead_batches
-    FROM generate_series(0, :parallelism - 1) AS s
+        gen_random_uuid(), :job, {BASE_FILE}, 'keyed_full', s, {KEY_GROUPS}, 0, :segment_bytes,
+        md5('x' || s) || md5('y' || s), 3, {BASE_AS_OF} + 1, {BASE_AS_OF},
+        CASE WHEN {IS_DEAD_BASE} THEN {BASE_AS_OF} + {BATCHES_A_ROUND} + 1 END,
+        CASE WHEN {IS_DEAD_BASE} THEN 'DEAD' ELSE 'LIVE' END
+    FROM generate_series(0, :dead_rounds) AS r
+    CROSS JOIN generate_series(0, :parallelism - 1) AS s
     """,  # noqa: S608
     f"""
     INSERT INTO cairn.subtask_acks (

@@ -28,6 +28,10 @@ VIEWS = {
     "v_metrics": "SELECT * FROM cairn.v_metrics",
     "v_checkpoint_history": "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id",
     "v_unneeded_files": "SELECT * FROM cairn.v_unneeded_files WHERE job_id = :job_id",
+    "v_files": "SELECT * FROM cairn.v_files WHERE job_id = :job_id AND status <> 'DELETED'",
+    "v_directories": "SELECT * FROM cairn.v_directories WHERE job_id = :job_id",
+    "v_materialization": "SELECT * FROM cairn.v_materialization WHERE job_id = :job_id",
+    "v_space_amplification": "SELECT * FROM cairn.v_space_amplification WHERE job_id = :job_id",
 }
 Figures = dict[str, dict[str, float]]
 """By point, such as a number of executors, and by name, which ends with the unit."""
@@ -93,8 +97,11 @@ def _fill(load: Load) -> Figures:
 
 def _live(load: Load) -> Figures:
     """Installs bases of other subtasks in each repetition, then plans and reads."""
-    [(job_id,)] = load.server.read("SELECT job_id FROM cairn.jobs WHERE name = 'live'")
-    job = JobRef("live", job_id, 1, load.sizes.parallelism)
+    [(job_id, run_id)] = load.server.read(
+        "SELECT job_id, run_id::text FROM cairn.jobs JOIN cairn.runs USING (job_id)"
+        " WHERE name = 'live'"
+    )
+    job = JobRef("live", job_id, 1, load.sizes.parallelism, run_id)
     batches, installs = _history(load).batches, load.sizes.installs
     first = int(load.facts["repetition"]) * installs
     load.calls.plan_cleanup(job)  # opens the connection, and reads the tables once
@@ -122,7 +129,7 @@ def _median_ms(load: Load, work: Callable[[], object]) -> float:
 
 
 def _point(load: Load) -> str:
-    live, dead = load.sizes.live_segments, int(load.facts["dead"])
+    live, dead = int(load.facts["live"]), int(load.facts["dead"])
     return f"{live:,} live, {dead:,} dead segments"
 
 
@@ -130,7 +137,7 @@ def _history(load: Load) -> History:
     sizes = load.sizes
     return History(
         dead_batches=max(1, int(load.facts["dead"]) // sizes.parallelism),
-        live_batches=sizes.live_segments // sizes.parallelism,
+        live_batches=int(load.facts["live"]) // sizes.parallelism,
         groups=sizes.live_groups,
     )
 

@@ -9,6 +9,8 @@ from typing import Protocol
 MAX_PARALLELISM = 512
 SEGMENT_BYTES = 100
 QUERY_ID = "query"
+BATCHES_A_ROUND = 600
+"""Batches between two bases of a subtask: one a second, and the default interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class JobRef:
     job_id: str
     epoch: int
     parallelism: int
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,25 @@ class History:
 
     Each was committed in `groups` group commits, with a changelog segment for each subtask. Those
     of the first `dead_batches`, at least one, were materialized and cleaned up; those of the
-    `live_batches` after them are live and on top of one base for each subtask.
+    `live_batches` after them are live and on top of one base for each subtask. The first
+    `bare_batches` have no group commits.
     """
 
     dead_batches: int
     live_batches: int
     groups: int
+    bare_batches: int = 0
+    max_parallelism: int = MAX_PARALLELISM
 
     @property
     def batches(self) -> int:
         """How many batches there are; the newest one's checkpoint has this id."""
         return self.dead_batches + self.live_batches
+
+    @property
+    def dead_rounds(self) -> int:
+        """How many times all subtasks were materialized before the bases that are live."""
+        return self.dead_batches // BATCHES_A_ROUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +72,7 @@ class Sizes:
     job_processes: int = 4
     warm_up_s: float = 3
     seconds: float = 15
-    live_segments: int = 100_000
+    live_segments: Sequence[int] = (24_000, 100_000)
     dead_segments: int = 1_000_000
     live_groups: int = 16
     installs: int = 5
@@ -82,7 +93,7 @@ QUICK = Sizes(
     job_processes=2,
     warm_up_s=0.5,
     seconds=1.5,
-    live_segments=60,
+    live_segments=(30, 60),
     dead_segments=120,
     live_groups=2,
     installs=1,

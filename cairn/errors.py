@@ -13,6 +13,8 @@ CairnError
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "BadInputError",
     "CairnError",
@@ -23,7 +25,21 @@ __all__ = [
     "RefusedError",
     "StorageError",
     "StoreFailedError",
+    "cause_of",
 ]
+
+# A text of several lines ends before Java's stack, or the next exception.
+_RAISED = re.compile(
+    r"^\s*cairn\.errors\.(?P<name>\w+): (?P<text>.*?)(?=\n\tat |\n\n|\s*\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_TEXT = re.compile(
+    r"(?P<message>.*?) \[(?=job |checkpoint |file |offset )(?:job (?P<job>.*?))?"
+    r"(?:(?:, |(?<=\[))checkpoint (?P<checkpoint>\d+))?"
+    r"(?:(?:, |(?<=\[))file (?P<file>.*?))?"
+    r"(?:(?:, |(?<=\[))offset (?P<offset>\d+))?\]",
+    re.DOTALL,
+)
 
 
 class CairnError(Exception):
@@ -83,3 +99,39 @@ class CorruptSegmentError(CairnError):
 
 class OutcomeUnknownError(CairnError):
     """The connection broke while a change was being made; it may have taken effect."""
+
+
+def cause_of(error: BaseException) -> CairnError | None:
+    """Returns the Cairn error that an exception was raised from, or whose text it has.
+
+    A query ends with an exception of Spark's, which has the error of a task as the text of a Python
+    traceback: the error is made again from that. None if there is none.
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, CairnError):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__
+    classes = {kind.__name__: kind for kind in _all_of(CairnError)}
+    found = [one for one in _RAISED.finditer(str(error)) if one["name"] in classes]
+    # The last one: a traceback ends with the error that was raised, after those it was raised from.
+    return _made_again(classes[found[-1]["name"]], found[-1]["text"]) if found else None
+
+
+def _all_of(kind: type[CairnError]) -> list[type[CairnError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in _all_of(child))]
+
+
+def _made_again(kind: type[CairnError], text: str) -> CairnError:
+    about = _TEXT.fullmatch(text)
+    if about is None:
+        return kind(text)
+    return kind(
+        about["message"],
+        job=about["job"],
+        checkpoint=None if about["checkpoint"] is None else int(about["checkpoint"]),
+        file=about["file"],
+        offset=None if about["offset"] is None else int(about["offset"]),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_PARALLELISM = 1 << 15
 """The most key groups that a job may have, as in Flink."""
@@ -27,6 +28,8 @@ class KeyGroupRange:
 
     def intersect(self, other: KeyGroupRange) -> KeyGroupRange:
         """Returns the key groups in both; an empty range where there are none."""
+        if other.start <= self.start and self.end <= other.end:
+            return self
         start = max(self.start, other.start)
         return KeyGroupRange(start, max(start, min(self.end, other.end)))
 
@@ -46,6 +49,7 @@ def subtask_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
     return key_group * parallelism // max_parallelism
 
 
+@lru_cache(maxsize=MAX_PARALLELISM)
 def range_of(subtask: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
     """Returns the key groups that a subtask owns: `[ceil(i*K/P), ceil((i+1)*K/P))`."""
     return KeyGroupRange(

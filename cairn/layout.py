@@ -5,6 +5,17 @@ from __future__ import annotations
 import re
 import secrets
 
+LONGEST_NAME = 255
+"""Characters of a job's name."""
+
+_HIGHEST_ID = 2**62
+"""Of checkpoints and runs: paths with others are of no job."""
+
+
+def is_job_name(name: str) -> bool:
+    """Tells whether a job may have a name: at most 255 characters, all printable, and no blank."""
+    return name.isprintable() and bool(name.strip()) and len(name) <= LONGEST_NAME
+
 
 def new_job_id(name: str) -> str:
     """Returns a fresh job id: the name made safe for a path, and 32 random bits."""
@@ -48,14 +59,16 @@ def split_manifest_path(path: str) -> tuple[str, str, int] | None:
 
     None for a path or URL of something else. The prefix is empty below a job's storage.
     """
-    match = re.fullmatch(r"(?:(.*)/)?([^/]+)/chk-(\d+)/_metadata", path)
-    return match and (match[1] or "", match[2], int(match[3]))
+    match = re.fullmatch(r"(?:(.*)/)?([^/]+)/chk-([0-9]+)/_metadata", path)
+    if match is None or int(match[3]) > _HIGHEST_ID:
+        return None
+    return match[1] or "", match[2], int(match[3])
 
 
 def epoch_of(path: str) -> int | None:
     """Returns the run whose task manager a path belongs to; None for other paths."""
-    match = re.fullmatch(r"[^/]+/taskmanager-owned/(\d+)-[^/]+/[^/]+", path)
-    return int(match[1]) if match else None
+    match = re.fullmatch(r"[^/]+/taskmanager-owned/([0-9]+)-[^/]+/[^/]+", path)
+    return int(match[1]) if match and int(match[1]) <= _HIGHEST_ID else None
 
 
 def owns(job_id: str, path: str) -> bool:

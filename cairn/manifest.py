@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
-from cairn.keygroups import KeyGroupRange
-from cairn.layout import owns
-from metastore.enums import Scope, SegmentKind
+from cairn.keygroups import MAX_PARALLELISM, KeyGroupRange
+from cairn.layout import is_job_name, owns
+from metastore.enums import Scope, SegmentKind, StateKind
 
 _MAGIC = "cairn-manifest"
 _VERSION = 1
+
+# What the columns of the metastore take. The checksum tells only that somebody wrote it.
+_Id = Annotated[int, Meta(ge=0, le=2**62)]
+_Small = Annotated[int, Meta(ge=0, le=2**15 - 1)]
+_Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+_Text = Annotated[str, Meta(max_length=2_000, pattern="^[^\\x00]*$")]
+_Parallelism = Annotated[int, Meta(ge=1, le=MAX_PARALLELISM)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +38,9 @@ class ManifestVariable:
     `is_dropped`: it was deleted at or before the checkpoint, and entries of it may still be there.
     """
 
-    state_id: int
-    name: str
-    kind: str
+    state_id: Annotated[int, Meta(ge=1, le=2**15 - 1)]
+    name: _Text
+    kind: StateKind
     value_layout: dict[str, Any]
     user_key_schema: dict[str, Any] | None
     has_ttl: bool
@@ -43,8 +51,8 @@ class ManifestVariable:
 class ManifestFile:
     """A physical file; `path` is its key below the job's storage."""
 
-    file_id: str
-    path: str
+    file_id: _Uuid
+    path: _Text
     scope: Scope
 
 
@@ -55,18 +63,18 @@ class ManifestSegment:
     One of an exclusive kind is of the manifest's checkpoint, and of no other.
     """
 
-    segment_id: str
-    file_id: str
+    segment_id: _Uuid
+    file_id: _Uuid
     kind: SegmentKind
-    subtask: int
+    subtask: _Small
     key_groups: KeyGroupRange
-    offset: int
-    size_bytes: int
-    sha256: str
-    entries: int
-    first_checkpoint: int
-    as_of_checkpoint: int
-    sequence_number: int
+    offset: _Id
+    size_bytes: Annotated[int, Meta(ge=1, le=2**62)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    entries: _Id
+    first_checkpoint: _Id
+    as_of_checkpoint: _Id
+    sequence_number: _Small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +85,18 @@ class Manifest:
     batch's watermark is computed from. `segments` are in order of replay.
     """
 
-    job: str
-    job_id: str
-    max_parallelism: int
+    job: _Text
+    job_id: _Text
+    max_parallelism: _Parallelism
     key_schema: dict[str, Any]
-    time_mode: str | None
-    checkpoint_id: int
-    parent_checkpoint: int | None
-    query_id: str
-    batch_id: int
-    epoch: int
-    run_id: str
-    parallelism: int
+    time_mode: _Text | None
+    checkpoint_id: _Id
+    parent_checkpoint: _Id | None
+    query_id: _Text
+    batch_id: Annotated[int, Meta(ge=-1, le=2**62)]
+    epoch: _Id
+    run_id: _Uuid
+    parallelism: _Parallelism
     processing_ms: int
     watermark_ms: int
     max_event_ms: tuple[int | None, ...]
@@ -165,14 +173,34 @@ def decode(data: bytes, *, file: str) -> Manifest:
         )
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CorruptSegmentError(f"the manifest cannot be read: {error}", file=file) from error
     _check_whole(manifest, file)
     return manifest
 
 
 def _check_whole(manifest: Manifest, file: str) -> None:
-    """Refuses a manifest whose segments do not fit it, or whose files are not its job's own."""
+    """Refuses a manifest that does not fit together, or whose files are not its job's own."""
+
+    def refuse(what: str) -> CorruptSegmentError:
+        return CorruptSegmentError(
+            what, job=manifest.job, checkpoint=manifest.checkpoint_id, file=file
+        )
+
+    if not is_job_name(manifest.job):
+        raise CorruptSegmentError("the manifest's job has a name that no job may have", file=file)
+    if manifest.parallelism > manifest.max_parallelism:
+        raise refuse(f"the manifest has {manifest.parallelism} subtasks for fewer key groups")
+    ids: list[list[str] | list[int]] = [
+        [entry.file_id for entry in manifest.files],
+        [entry.path for entry in manifest.files],
+        [segment.segment_id for segment in manifest.segments],
+        [variable.state_id for variable in manifest.variables],
+    ]
+    if any(len(set(each)) < len(each) for each in ids):
+        raise refuse("the manifest names a file, a segment or a state variable twice")
+    if {entry.file_id for entry in manifest.files} - {one.file_id for one in manifest.segments}:
+        raise refuse("the manifest names a file that none of its segments is in")
     # Paths of another root could make a restore read what is not the job's.
     known = {entry.file_id for entry in manifest.files if owns(manifest.job_id, entry.path)}
     for segment in manifest.segments:
@@ -180,12 +208,10 @@ def _check_whole(manifest: Manifest, file: str) -> None:
             segment.file_id not in known
             or segment.kind is SegmentKind.MANIFEST
             or not segment.first_checkpoint <= manifest.checkpoint_id
+            or not segment.as_of_checkpoint <= manifest.checkpoint_id
             or (segment.kind.is_exclusive and segment.first_checkpoint != manifest.checkpoint_id)
             or not segment.key_groups.end <= manifest.max_parallelism
         ):
-            raise CorruptSegmentError(
-                f"segment {segment.segment_id} of the manifest is no part of its checkpoint",
-                job=manifest.job,
-                checkpoint=manifest.checkpoint_id,
-                file=file,
+            raise refuse(
+                f"segment {segment.segment_id} of the manifest is no part of its checkpoint"
             )

@@ -15,6 +15,10 @@ from cairn.keygroups import MAX_PARALLELISM
 ADAPTIVE = "adaptive"
 """The value of a duration that Cairn finds out by itself."""
 
+HISTORY_RETENTION_MS = 7 * 86_400_000
+HISTORY_MAX_CHECKPOINTS = 500_000
+"""So that the metastore of a job with a batch a second stays small (docs/sizing.md)."""
+
 _UNIT_BYTES = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _UNIT_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -26,6 +30,8 @@ class Settings:
     max_parallelism: int | None = None
     """None: as the job has it; a new one by its parallelism."""
     num_retained: int = 3
+    history_retention_ms: int = HISTORY_RETENTION_MS
+    history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
     manifest_interval: int = 0
     materialize_enabled: bool = True
     materialize_interval_ms: int = 600_000
@@ -171,6 +177,16 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         f"1 to {MAX_PARALLELISM}",
     ),
     "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
+    "cairn.history-retention": (
+        "history_retention_ms",
+        _duration_ms(3_600_000),
+        f"{_DURATION}, at least 1 h",
+    ),
+    "cairn.history-max-checkpoints": (
+        "history_max_checkpoints",
+        _whole(1000, 1_000_000_000),
+        "1000 to 1000000000",
+    ),
     "cairn.manifest-interval": ("manifest_interval", _whole(0, 1_000_000), "0 to 1000000"),
     "cairn.changelog.periodic-materialize.enabled": (
         "materialize_enabled",

@@ -2,7 +2,8 @@
 
 For each job: checkpoints older than the newest `cairn.num-retained` and not pinned become SUBSUMED,
 segments that only those needed die, files without a live segment are condemned, and their objects
-are deleted from storage.
+are deleted from storage. Rows of what ended before `cairn.history-retention` leave the metastore;
+sums by day stay in `cairn.v_history_by_day`.
 
 **It never** touches one of the newest retained checkpoints, a pinned one or one in progress, a
 segment that such a checkpoint or the next one needs, a file that a running job may still be
@@ -27,6 +28,8 @@ because what waits for deletion is then at most 10 minutes of a job's output.
 | job | one job's name; empty: all jobs |
 | dry run | report the deletions, and change nothing |
 
+A run that is given any other param fails and changes nothing: a misspelt `job` would mean all jobs.
+
 ## Reading the result
 One `clean` task a job, named after it; its return value and last log line are the report.
 `summarise` returns the sums. `failed_deletes` above 0 fails the task, which is retried; the errors
@@ -42,9 +45,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, get_current_context, task
+from airflow.sdk import Param, dag, task
 
-from cairn.airflow_ext.maintenance import clean_job, jobs_to_clean, total
+from cairn.airflow_ext.maintenance import clean_job, jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
 
 
@@ -87,11 +90,11 @@ def subsumption_cleanup() -> None:
 
     @task
     def list_jobs() -> list[str]:
-        return jobs_to_clean(get_current_context()["params"]["job"])
+        return jobs_to_clean(params_of_run()["job"])
 
     @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
     def clean(job: str) -> dict[str, Any]:
-        return clean_job(job, dry_run=get_current_context()["params"]["dry_run"])
+        return clean_job(job, dry_run=params_of_run()["dry_run"])
 
     @task(trigger_rule="none_failed")
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:

@@ -11,7 +11,8 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from cairn.catalog.catalog import METASTORE_VARIABLE, Catalog
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
+from cairn.locks import try_lock
 from demo.airflow import LocalAirflow
 from demo.source import stage
 from demo.stream import Stream
@@ -47,6 +49,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         variables={METASTORE_VARIABLE: METASTORE},
         scheduled=True,
     )
+    return run_alone(BUILD, lambda: _run_until_stopped(airflow, storage, console), console)
+
+
+def run_alone(directory: Path, work: Callable[[], int], console: Console) -> int:
+    """Does the work and returns its exit status; 1 and no work if another has the directory.
+
+    The other one's PostgreSQL is in use: the end of a second platform would end it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "lock").touch()
+    with ExitStack() as held:
+        if try_lock(directory / "lock", held) is None:
+            console.print(f"error: the platform is running already, in {directory}. Stop it first")
+            return 1
+        return work()
+
+
+def _run_until_stopped(airflow: LocalAirflow, storage: str, console: Console) -> int:
     try:
         _run(airflow, storage, console)
     except KeyboardInterrupt:
@@ -62,7 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(airflow: LocalAirflow, storage: str, console: Console) -> None:
     with console.status("Starting Postgres"):
-        BUILD.mkdir(parents=True, exist_ok=True)
         migrate(Catalog(resolve_url(METASTORE)))
     with console.status("Starting Airflow"):
         airflow.migrate()

@@ -36,7 +36,8 @@ from metastore.enums import (
     StateKind,
 )
 from metastore.group_commits import GroupCommit
-from metastore.observations import Materialization, UploadTotal
+from metastore.history import HistoryDay
+from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 
 __all__ = [
     "SCHEMA",
@@ -48,10 +49,12 @@ __all__ = [
     "DirectoryStatus",
     "FileStatus",
     "GroupCommit",
+    "HistoryDay",
     "Job",
     "MaintenanceRun",
     "MaintenanceStatus",
     "Materialization",
+    "MaterializationTotal",
     "PhysicalFile",
     "Pin",
     "PlacedSegment",
@@ -68,7 +71,13 @@ class Job(Base):
 
     __tablename__ = "jobs"
     # A restart may have to replay the newest confirmed batch, from the checkpoint before it.
-    __table_args__ = (CheckConstraint("num_retained >= 2", name="num_retained_enough"),)
+    __table_args__ = (
+        CheckConstraint("num_retained >= 2", name="num_retained_enough"),
+        CheckConstraint(
+            "history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000",
+            name="history_long_enough",
+        ),
+    )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     storage: Mapped[str]
@@ -82,6 +91,10 @@ class Job(Base):
     current_epoch: Mapped[int] = mapped_column(server_default="0")
     """The newest run that has started a batch; older ones are fenced."""
     next_checkpoint_id: Mapped[int] = mapped_column(server_default="1")
+    history_retention_ms: Mapped[int] = mapped_column(server_default="604800000")
+    """How long rows stay that nothing needs any more."""
+    history_max_checkpoints: Mapped[int] = mapped_column(server_default="500000")
+    """Rows of so many of the newest checkpoints stay so long; those of older ones do not."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -102,6 +115,12 @@ class Run(Base):
     """Of the state variables that its processor declares."""
     deleted_state_ids: Mapped[list[int]] = mapped_column(server_default="{}")
     """Of those that it deletes, which happens when its first batch begins."""
+    layouts: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
+    """By state id. These and what follows become the job's when the first batch begins."""
+    time_mode: Mapped[str | None]
+    num_retained: Mapped[int | None]
+    history_retention_ms: Mapped[int | None]
+    history_max_checkpoints: Mapped[int | None]
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     """When its first batch began."""
@@ -142,6 +161,12 @@ class Checkpoint(Base):
         UniqueConstraint("job_id", "epoch", "query_id", "batch_id"),
         Index(None, "job_id", "query_id", "batch_id"),
         Index(
+            "ix_checkpoints__ended",
+            "job_id",
+            "ended_at",
+            postgresql_where=text("status IN ('SUBSUMED', 'ABORTED')"),
+        ),
+        Index(
             "ix_checkpoints__retained",
             "job_id",
             "checkpoint_id",
@@ -181,7 +206,7 @@ class Pin(Base):
         ForeignKeyConstraint(
             ["job_id", "checkpoint_id"], [Checkpoint.job_id, Checkpoint.checkpoint_id]
         ),
-        Index(None, "job_id", "checkpoint_id", postgresql_where=text("removed_at IS NULL")),
+        Index(None, "job_id", "checkpoint_id"),
         one_of("kind", PinKind),
     )
     pin_id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -200,6 +225,12 @@ class PhysicalFile(Base):
     __table_args__ = (
         ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
         UniqueConstraint("job_id", "path"),
+        Index(
+            "ix_physical_files__deleted",
+            "job_id",
+            "deleted_at",
+            postgresql_where=text("status = 'DELETED'"),
+        ),
         Index(
             "ix_physical_files__undeleted",
             "job_id",
@@ -270,6 +301,12 @@ class PlacedSegment(Base):
             "ix_placed_segments__live",
             "job_id",
             "first_checkpoint",
+            postgresql_where=text("status = 'LIVE'"),
+        ),
+        Index(
+            "ix_placed_segments__key_groups",
+            "key_groups",
+            postgresql_using="gist",
             postgresql_where=text("status = 'LIVE'"),
         ),
         Index(None, "file_id"),
@@ -349,6 +386,7 @@ class Deletion(Base):
 
     __tablename__ = "deletions"
     __table_args__ = (
+        Index(None, "maintenance_run_id"),
         Index("ix_deletions__open", "job_id", "file_id", postgresql_where=text("done_at IS NULL")),
     )
     file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id), primary_key=True)

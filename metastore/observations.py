@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import ForeignKeyConstraint, Index, func
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, func
 from sqlalchemy.orm import Mapped, mapped_column
 
 from metastore.columns import Base, enum_of, one_of
@@ -55,3 +55,28 @@ class UploadTotal(Base):
     winning_attempt: Mapped[int]
     segments: Mapped[int]
     pool_wait_ms: Mapped[int]
+
+
+class MaterializationTotal(Base):
+    """One row per subtask of a job: sums over its materializations, kept by a trigger on these.
+
+    Those of one run are of the newest that has begun one, `epoch`. They start with it.
+    """
+
+    __tablename__ = "materialization_totals"
+    job_id: Mapped[str] = mapped_column(ForeignKey("cairn.jobs.job_id"), primary_key=True)
+    subtask: Mapped[int] = mapped_column(primary_key=True)
+    started: Mapped[int] = mapped_column(server_default="0")
+    completed: Mapped[int] = mapped_column(server_default="0")
+    failed: Mapped[int] = mapped_column(server_default="0")
+    epoch: Mapped[int]
+    run_started: Mapped[int] = mapped_column(server_default="0")
+    run_completed: Mapped[int] = mapped_column(server_default="0")
+    run_failed: Mapped[int] = mapped_column(server_default="0")
+    run_bytes: Mapped[int] = mapped_column(server_default="0")
+    last_duration_ms: Mapped[int | None]
+    """Of the last that completed; null: none has. The same below, by kind."""
+    last_full_bytes: Mapped[int | None]
+    last_increment_bytes: Mapped[int | None]
+    last_completed_at: Mapped[datetime | None]
+    last_error: Mapped[str | None]

@@ -27,7 +27,8 @@ END $$;
 GRANT USAGE ON SCHEMA cairn TO cairn_writer, cairn_maintainer, cairn_reader;
 GRANT SELECT ON
     cairn.alembic_version, cairn.segments, cairn.subtask_acks, cairn.v_changelog_storage,
-    cairn.v_checkpoint_history, cairn.v_directories, cairn.v_files, cairn.v_jobs, cairn.v_lost_uploads,
+    cairn.v_checkpoint_history, cairn.v_directories, cairn.v_files, cairn.v_history_by_day,
+    cairn.v_jobs, cairn.v_lost_uploads,
     cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
     cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;
@@ -50,7 +51,7 @@ GRANT SELECT ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
     cairn.group_commits, cairn.physical_files, cairn.directories, cairn.placed_segments,
     cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
-    cairn.deletions
+    cairn.deletions, cairn.history_days, cairn.materialization_totals
     TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
@@ -58,3 +59,8 @@ GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintaine
 GRANT UPDATE (status, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
 GRANT INSERT, UPDATE ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;
+GRANT DELETE ON
+    cairn.checkpoints, cairn.pins, cairn.group_commits, cairn.physical_files, cairn.directories,
+    cairn.placed_segments, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
+    cairn.deletions
+    TO cairn_maintainer;

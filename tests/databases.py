@@ -51,6 +51,15 @@ class Databases:
         else:
             drop(url)
 
+    @contextmanager
+    def large(self) -> Iterator[str]:
+        """Lends the URL of a database that is dropped: one that was large has plans of its own."""
+        url = create(self._server, self._template)
+        yield url
+        for connections in catalog._connections.values():
+            connections.close()
+        drop(url)
+
     def _create(self) -> str:
         url = create(self._server, self._template)
         with connect(url) as connection:

@@ -109,7 +109,7 @@ def test_a_metastore_is_migrated_and_read_by_the_installed_wheel(
 
 
 def test_users_import_the_job_and_the_errors() -> None:
-    assert cairn.__all__ == ["Job"]
+    assert cairn.__all__ == ["Job", "cause_of"]
     assert set(errors.__all__) == {
         "BadInputError",
         "CairnError",
@@ -120,9 +120,10 @@ def test_users_import_the_job_and_the_errors() -> None:
         "RefusedError",
         "StorageError",
         "StoreFailedError",
+        "cause_of",
     }
     defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
-    assert set(errors.__all__) == defined
+    assert set(errors.__all__) == defined | {"cause_of"}
 
 
 def test_the_distribution_is_named_alike_everywhere() -> None:

@@ -6,13 +6,42 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from difflib import get_close_matches
 from typing import Any
 
+from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from cairn.errors import BadInputError, RefusedError, StorageError
 
 log = logging.getLogger(__name__)
+
+
+def params_of_run() -> Mapping[str, Any]:
+    """Returns the params of the Dag run whose task calls it.
+
+    Raises:
+        AirflowFailException: the run was triggered with a param that the Dag does not have, or with
+            one that Airflow ignores. Without its value the task would take the default, such as all
+            jobs.
+    """
+    context = get_current_context()
+    params, given = context["params"], context["dag_run"].conf or {}
+    known = sorted(context["dag"].params)
+    for name, value in given.items():
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            raise AirflowFailException(
+                f"the Dag has no param {name!r}; it has {', '.join(known)}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+                + " Nothing was changed; trigger it again"
+            )
+        if params[name] != value:
+            raise AirflowFailException(
+                f"param {name!r} was given as {value!r}, but this Airflow takes {params[name]!r}. "
+                "Nothing was changed; set core.dag_run_conf_overrides_params to True"
+            )
+    return params
 
 
 def jobs_to_clean(job: str | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -15,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from cairn.catalog.connections import Connections, new_engine
 from cairn.catalog.embedded import masked, resolve_url
-from cairn.errors import BadInputError, MetastoreError, RefusedError
+from cairn.errors import BadInputError, FencedError, MetastoreError, RefusedError
 
 T = TypeVar("T")
 
@@ -26,6 +27,8 @@ METASTORE_VARIABLE = "CAIRN_METASTORE"
 
 GUARD_CLASS = "CA"
 """SQLSTATE class of the metastore's own guards."""
+
+_FENCED = "CA008"
 
 _FIRST_DELAY_MS = 50
 _LONGEST_DELAY_MS = 2000
@@ -80,14 +83,24 @@ class Catalog:
             MetastoreError: Postgres did not do it within `timeout_ms` of the first failure.
             BadInputError: Postgres refuses this user, database or parameter, or the user lacks a
                 right; waiting would not help.
-            RefusedError: a guard of the metastore refused the change.
+            FencedError, RefusedError: a guard of the metastore refused the change.
             sqlalchemy.exc.SQLAlchemyError: any other error, untouched.
         """
+        return self._run(what, work, each=False)
+
+    def run_each(self, what: str, work: Callable[[Connection], T]) -> T:
+        """The same, but every `cairn.catalog.connections.call` of `work` is one transaction.
+
+        Such a transaction costs one round trip.
+        """
+        return self._run(what, work, each=True)
+
+    def _run(self, what: str, work: Callable[[Connection], T], *, each: bool) -> T:
         failed_at: float | None = None
         delay_ms = _FIRST_DELAY_MS
         while True:
             try:
-                with self.begin() as connection:
+                with self._connections().begin(each=each) as connection:
                     return work(connection)
             except DBAPIError as error:
                 # Also where the commit failed: `work` is idempotent, so it may run again.
@@ -104,6 +117,9 @@ class Catalog:
 
     def begin(self) -> AbstractContextManager[Connection]:
         """Returns one READ COMMITTED transaction, tried once; it is committed at the end."""
+        return self._connections().begin()
+
+    def _connections(self) -> Connections:
         # With the process id: a socket shared with a forked child would mix two conversations.
         key = (os.getpid(), self)
         connections = _connections.get(key)
@@ -113,12 +129,12 @@ class Catalog:
             # for a task, and max_connections is shared by all executors.
             engine = new_engine(make_url(self.url), self.timeout_ms, pool_size=1, max_overflow=3)
             connections = _connections.setdefault(key, Connections(engine))
-        return connections.begin()
+        return connections
 
     def _gave_up(self, error: DBAPIError, what: str) -> MetastoreError:
         return MetastoreError(
             f"{what}: Postgres at {masked(self.url)} did not do it for "
-            f"{self.timeout_ms / 1000:g} s; last: {str(error.orig).strip()}. Check that it runs "
+            f"{self.timeout_ms / 1000:g} s; last: {server_message(error)}. Check that it runs "
             "and can be reached from here; cairn.metastore.timeout says how long to keep trying"
         )
 
@@ -147,7 +163,7 @@ def dispose_engines() -> None:
 
 
 def _warn_of_retry(what: str, error: DBAPIError, *, failed_for_ms: float) -> None:
-    reason = str(error.orig).strip()
+    reason = server_message(error)
     facts = {
         "what": what,
         "reason": reason,
@@ -161,7 +177,7 @@ def _raise_unless_transient(error: DBAPIError, url: str, what: str) -> None:
     code = getattr(error.orig, "pgcode", None)
     if _is_hopeless(code, str(error.orig)):
         raise BadInputError(
-            f"{what}: Postgres at {masked(url)} refuses: {str(error.orig).strip()}. "
+            f"{what}: Postgres at {masked(url)} refuses: {server_message(error)}. "
             "Check user, password, database name and parameters in the metastore's URL, and the "
             "user's rights"
         ) from error
@@ -172,8 +188,13 @@ def _raise_unless_transient(error: DBAPIError, url: str, what: str) -> None:
         if not (connecting or error.connection_invalidated):
             raise error
         return
+    if code == _FENCED:
+        detail = getattr(getattr(error.orig, "diag", None), "message_detail", None)
+        fenced = FencedError(server_message(error), **json.loads(detail or "{}"))
+        _log.info("%s: fenced: %s", what, fenced, extra={"what": what, "job": fenced.job})
+        raise fenced from error
     if code.startswith(GUARD_CLASS):
-        raise RefusedError(guard_message(error)) from error
+        raise RefusedError(server_message(error)) from error
     if not (code.startswith("08") or code in _TRANSIENT):
         raise error
 
@@ -184,7 +205,7 @@ def _is_hopeless(code: str | None, reason: str) -> bool:
     return any(text in reason for text in _HOPELESS_TEXTS)
 
 
-def guard_message(error: DBAPIError) -> str:
-    """Returns the sentence that the server gave with an error."""
+def server_message(error: DBAPIError) -> str:
+    """Returns the sentence that the server gave with an error, without the statement it is of."""
     diagnosis = getattr(error.orig, "diag", None)
-    return getattr(diagnosis, "message_primary", None) or str(error.orig).strip()
+    return getattr(diagnosis, "message_primary", None) or " ".join(str(error.orig).split())

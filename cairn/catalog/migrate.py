@@ -18,7 +18,7 @@ from sqlalchemy import Connection, NullPool, func, make_url, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
-from cairn.catalog.catalog import Catalog, guard_message
+from cairn.catalog.catalog import Catalog, server_message
 from cairn.catalog.connections import new_engine
 from cairn.catalog.embedded import masked
 from cairn.errors import BadInputError, MetastoreError, RefusedError
@@ -153,7 +153,7 @@ def _errors_explained(url: str) -> Iterator[None]:
                 "long transaction holds it. See pg_stat_activity, then run `cairn db migrate` again"
             ) from error
         if isinstance(error.orig, InsufficientPrivilege):
-            raise RefusedError(f"migrating {masked(url)}: {guard_message(error)}") from error
+            raise RefusedError(f"migrating {masked(url)}: {server_message(error)}") from error
         raise
 
 

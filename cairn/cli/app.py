@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
-from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, guard_message
+from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_message
 from cairn.cli import commands, inspect, metrics_command, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CairnError as error:
         return fail(error)
     except DBAPIError as error:
-        print(f"error: the metastore says: {guard_message(error)}", file=sys.stderr)
+        print(f"error: the metastore says: {server_message(error)}", file=sys.stderr)
         return _STORE_FAILED
     except BrokenPipeError:
         # The reader of the output has ended; Python would complain once more when it exits.
@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--timers", action="store_true", help="the timers instead of the state")
 
     cleanup = commands_.add_parser(
-        "cleanup", parents=[common], help="subsume old checkpoints, delete files no longer needed"
+        "cleanup",
+        parents=[common],
+        help="subsume old checkpoints, delete files no longer needed, trim history",
     )
     cleanup.add_argument("--job", metavar="JOB", help="only this job")
     cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")

@@ -79,6 +79,7 @@ _REPORT_COLUMNS = {
     "deleted_files": "files deleted",
     "freed_bytes": "freed",
     "failed_deletes": "deletes failed",
+    "trimmed_checkpoints": "checkpoints trimmed",
 }
 
 

@@ -144,7 +144,7 @@ def _rebuild(catalog: Catalog, arguments: Namespace) -> RebuildReport:
     with progress_bars() as progress:
         task = progress.add_task("reading manifests", total=None)
         return rebuild(
-            # All jobs in one transaction, whose last statements may take minutes.
+            # A transaction fills in a whole job; its last statements may take minutes.
             replace(catalog, timeout_ms=_REBUILD_TIMEOUT_MS),
             arguments.storage,
             dry_run=arguments.dry_run,

@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.apply import PLAN_LIFE_MIN, Applied, apply_plan, store_plan
 from cairn.catalog.cleanup.deletions import total_open
-from cairn.catalog.cleanup.snapshot import CleanupSnapshot, JobFacts, read_snapshot
+from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_history
+from cairn.catalog.cleanup.snapshot import PLAN_ROWS, CleanupSnapshot, JobFacts, read_snapshot
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
@@ -25,7 +26,8 @@ ACTION = "subsumption"
 class CleanupReport:
     """What a cleanup changed; of a dry run, what one would change now.
 
-    `failed_deletes` objects could not be deleted and are tried again by the next cleanup.
+    `failed_deletes` objects could not be deleted and are tried again by the next cleanup. The
+    rows of `trimmed_checkpoints` and `trimmed_files` have left the metastore.
     """
 
     job: str
@@ -36,10 +38,12 @@ class CleanupReport:
     deleted_files: int
     freed_bytes: int
     failed_deletes: int
+    trimmed_checkpoints: int
+    trimmed_files: int
 
 
 def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> CleanupReport:
-    """Subsumes a job's old checkpoints and deletes the files that nothing needs any more.
+    """Subsumes a job's old checkpoints, deletes the files that nothing needs, trims the history.
 
     Deletes what an earlier cleanup left behind, too. Any number may run at once, also beside the
     job itself. A dry run changes nothing, in the metastore and in storage; where there is more to
@@ -72,6 +76,7 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
     deleted = delete_condemned(catalog, snapshot.job, store)
     # After the files: a directory is removed only once all files in it are deleted.
     delete_directories(catalog, snapshot.job, store)
+    trimmed = trim_job(catalog, snapshot.job)
     return CleanupReport(
         job=job_name,
         dry_run=False,
@@ -81,6 +86,8 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
         deleted_files=deleted.files,
         freed_bytes=deleted.size_bytes,
         failed_deletes=deleted.failed,
+        trimmed_checkpoints=trimmed.checkpoints,
+        trimmed_files=trimmed.files,
     )
 
 
@@ -129,8 +136,31 @@ def apply_stored(catalog: Catalog, job: JobFacts, run_id: UUID, plan: Subsumptio
     return applied
 
 
+def trim_job(catalog: Catalog, job: JobFacts) -> Trimmed:
+    """Deletes the rows of a job's history that its policy does not keep; returns how many."""
+    checkpoints = files = rows = 0
+    # Step by step, each a short transaction; killed in between, the next cleanup continues.
+    while True:
+        step = catalog.run(
+            f"trimming the history of job {job.name}", lambda c: trim_history(c, job.job_id)
+        )
+        checkpoints += step.checkpoints
+        files += step.files
+        rows += step.rows
+        if not step.rows:
+            break
+    trimmed = Trimmed(checkpoints, files, rows)
+    if rows:
+        _log.info("history trimmed", extra={"job": job.name} | asdict(trimmed))
+    return trimmed
+
+
 def _forecast(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan) -> CleanupReport:
-    waiting = catalog.run("counting delete intents", lambda c: total_open(c, snapshot.job.job_id))
+    job_id = snapshot.job.job_id
+    waiting = catalog.run("counting delete intents", lambda c: total_open(c, job_id))
+    trimmed = catalog.run(
+        "counting the history to trim", lambda c: forecast_history(c, job_id, most=PLAN_ROWS)
+    )
     return CleanupReport(
         job=snapshot.job.name,
         dry_run=True,
@@ -140,4 +170,6 @@ def _forecast(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan
         deleted_files=len(plan.condemned_files) + waiting.files,
         freed_bytes=plan.freed_bytes + waiting.size_bytes,
         failed_deletes=0,
+        trimmed_checkpoints=trimmed.checkpoints,
+        trimmed_files=trimmed.files,
     )

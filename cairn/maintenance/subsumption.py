@@ -17,9 +17,9 @@ from cairn.catalog.cleanup.snapshot import (
     ReleasedSegment,
     SealedFile,
     UnneededFile,
+    subsumed_of,
 )
 from cairn.errors import RefusedError
-from metastore.enums import CheckpointStatus
 
 LEAST_RETAINED = 2
 """Spark may replay the newest batch, which starts from the checkpoint before it."""
@@ -85,7 +85,7 @@ def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:
             "checkpoints. Set cairn.num-retained to that or more and start the job once",
             job=job.name,
         )
-    subsumed = _subsumed(snapshot)
+    subsumed = subsumed_of(snapshot.checkpoints, job.num_retained)
     # With all that are not confirmed: one of them may be aborted and started again (ADR 0009).
     retained = sorted({c.checkpoint_id for c in snapshot.checkpoints} - set(subsumed))
     dying = [segment for segment in snapshot.segments if not _is_needed(segment, retained)]
@@ -106,17 +106,6 @@ def plan_subsumption(snapshot: CleanupSnapshot) -> SubsumptionPlan:
         condemned_files=tuple(sorted(condemned, key=lambda file: file.file_id)),
         freed_bytes=sum(file.size_bytes or 0 for file in condemned),
     )
-
-
-def _subsumed(snapshot: CleanupSnapshot) -> list[int]:
-    confirmed = sorted(
-        checkpoint.checkpoint_id
-        for checkpoint in snapshot.checkpoints
-        if checkpoint.status is CheckpointStatus.CONFIRMED
-    )
-    pinned = {c.checkpoint_id for c in snapshot.checkpoints if c.is_pinned}
-    # Pinned ones stay besides, and do not take the place of one that is retained.
-    return [old for old in confirmed[: -snapshot.job.num_retained] if old not in pinned]
 
 
 def _is_needed(segment: ReleasedSegment | ReleasedCommit, retained: Sequence[int]) -> bool:

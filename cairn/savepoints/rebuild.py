@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 
-from cairn.catalog.catalog import Catalog
-from cairn.catalog.savepoints.rebuilt_job import FoundManifest, RebuiltJob, insert_job
+from cairn.catalog.catalog import Catalog, server_message
+from cairn.catalog.savepoints.rebuilt_job import FoundManifest, RebuiltJob, insert_job, refuse_known
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.layout import epoch_of, split_manifest_path
 from cairn.manifest import Manifest
@@ -47,7 +48,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """The recovered jobs, and a sentence for each manifest that could not be used."""
+    """The recovered jobs, and a sentence for each manifest and each job that could not be used."""
 
     jobs: tuple[JobReport, ...]
     problems: tuple[str, ...]
@@ -62,12 +63,13 @@ def rebuild(
 ) -> RebuildReport:
     """Fills a metastore with the jobs whose manifests lie below a storage URL.
 
-    All of them in one transaction. Nothing in storage changes. A dry run only reads.
+    Each in a transaction of its own, so that what is wrong with one is in nobody's way: a job that
+    the metastore has, two of one name, and one whose manifests the metastore does not take are
+    among the problems. Nothing in storage changes. A dry run only reads.
 
     Raises:
-        RefusedError: the metastore has one of these jobs, or two of them have one name; nothing
-            was changed.
-        StoreFailedError: the metastore or the storage failed; nothing was changed.
+        RefusedError: there are jobs with manifests, but none of them could be rebuilt.
+        StoreFailedError: the metastore or the storage failed; jobs that were filled in before stay.
     """
     store = open_store(storage)
     sizes: dict[str, dict[str, int]] = defaultdict(dict)
@@ -84,13 +86,21 @@ def rebuild(
         # A file at the top, such as a probe that was left, is of no job.
         if any("/" in path for path in sizes[job_id])
     ]
-    _refuse_one_name(jobs)
-    if not dry_run:
-        _insert(catalog, jobs)
-    reports = tuple(map(_report, jobs))
+    jobs, of_one_name = _with_names_of_their_own(jobs)
+    problems += of_one_name
+    reports = []
+    for job in jobs:
+        try:
+            catalog.run(f"rebuilding job {job.newest.job}", _inserting(job, dry_run=dry_run))
+        except (RefusedError, IntegrityError, DataError, OperationalError) as error:
+            problems.append(f"{job.newest.job_id}: {_reason(error)}")
+        else:
+            reports.append(_report(job))
+    if manifests and not reports:
+        raise RefusedError(f"no job could be rebuilt: {'; '.join(problems)}")
     if not dry_run:
         _log_rebuilt(store.url, reports, problems)
-    return RebuildReport(reports, tuple(problems))
+    return RebuildReport(tuple(reports), tuple(problems))
 
 
 def plan_job(
@@ -174,28 +184,37 @@ def _missing(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
     return None
 
 
-def _refuse_one_name(jobs: Iterable[RebuiltJob]) -> None:
-    roots: dict[str, str] = {}
+def _with_names_of_their_own(jobs: Iterable[RebuiltJob]) -> tuple[list[RebuiltJob], list[str]]:
+    """Returns the jobs whose name no other has, and in words those of one name."""
+    by_name: dict[str, list[RebuiltJob]] = defaultdict(list)
     for job in jobs:
-        name, job_id = job.newest.job, job.newest.job_id
-        if name in roots:
-            raise RefusedError(
-                f"{roots[name]}/ and {job_id}/ are both of a job of this name, and a metastore has "
-                "one. Move the one that is not wanted out of the storage",
-                job=name,
-            )
-        roots[name] = job_id
+        by_name[job.newest.job].append(job)
+    problems = [
+        f"{' and '.join(job.newest.job_id for job in alike)} are of one job, {name!r}, and a "
+        "metastore has one of a name. Move those that are not wanted out of the storage"
+        for name, alike in by_name.items()
+        if len(alike) > 1
+    ]
+    return [alike[0] for alike in by_name.values() if len(alike) == 1], problems
 
 
-def _insert(catalog: Catalog, jobs: Iterable[RebuiltJob]) -> None:
-    # Ids before the transaction, which may run twice: by them it knows its first try.
-    with_runs = [(job, uuid.uuid4()) for job in jobs]
+def _inserting(job: RebuiltJob, *, dry_run: bool) -> Callable[[Connection], None]:
+    # Its id before the transaction, which may run twice: by it, it knows its first try.
+    run_id = uuid.uuid4()
 
     def work(connection: Connection) -> None:
-        for job, run_id in with_runs:
+        if dry_run:
+            refuse_known(connection, job.newest)
+        else:
             insert_job(connection, job, run_id)
 
-    catalog.run("rebuilding the metastore", work)
+    return work
+
+
+def _reason(error: RefusedError | DBAPIError) -> str:
+    if isinstance(error, RefusedError):
+        return error.message
+    return f"the metastore does not take its manifests: {server_message(error)}"
 
 
 def _log_rebuilt(storage: str, reports: Iterable[JobReport], problems: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from cairn.batch_ref import RunRef
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.runs import job_has_state
@@ -21,7 +22,6 @@ from cairn.layout import task_manager_file
 from cairn.savepoints.manifest_files import Origin, read_manifest
 from cairn.storage import ObjectStore
 from cairn.storage.store import put_in_time
-from metastore.enums import Scope
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +53,7 @@ def restore(
     origin: Origin,
     target: ObjectStore,
     *,
-    job: str,
-    job_id: str,
-    epoch: int,
+    run: RunRef,
 ) -> None:
     """Copies a manifest's state into a job that has none, and makes it what the job starts from.
 
@@ -66,35 +64,27 @@ def restore(
         CorruptSegmentError: bytes are not those that the manifest names.
         StorageError, MetastoreError: a segment cannot be read, or a copy not be written.
         RefusedError: the job has begun meanwhile.
+        FencedError: a newer run has begun a batch.
     """
     copied, restore_began_s = list[CopiedFile](), time.monotonic()
     for segments in _packed(origin.manifest.handles()):
         chunks = _read_all(origin, segments)
         # A new file for every try: a path is never used twice.
         file_id = str(uuid.uuid4())
-        path = task_manager_file(job_id, f"{epoch}-restored", file_id)
+        path = task_manager_file(run.job_id, f"{run.epoch}-restored", file_id)
         # Before the intent, as cleanup counts from that.
         began_s = time.monotonic()
         catalog.run(
             f"record the write of {path}",
-            partial(
-                intend_copy,
-                job_id=job_id,
-                epoch=epoch,
-                file_id=file_id,
-                path=path,
-                scope=Scope.TASK_MANAGER,
-            ),
+            partial(intend_copy, run=run, file_id=file_id, path=path),
         )
         put_in_time(target, path, chunks, began_s)
         copied.append(_copied(segments, file_id, path))
     catalog.run(
-        f"restore job {job} from {origin.url}",
-        lambda connection: adopt_checkpoint(
-            connection, job, job_id, epoch, origin.manifest, copied
-        ),
+        f"restore job {run.job} from {origin.url}",
+        lambda connection: adopt_checkpoint(connection, run, origin.manifest, copied),
     )
-    _log_restored(origin, job, copied, time.monotonic() - restore_began_s)
+    _log_restored(origin, run.job, copied, time.monotonic() - restore_began_s)
 
 
 def _log_restored(origin: Origin, job: str, copied: Sequence[CopiedFile], took_s: float) -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from functools import partial
 
 from sqlalchemy import Connection
 
+from cairn.batch_ref import RunRef
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.savepoints.manifest_rows import IntendedManifest, intend_manifest, seal_manifest
-from cairn.catalog.savepoints.pins import Pinned, pin_checkpoint
+from cairn.catalog.job.segments import read_one_instant
+from cairn.catalog.savepoints.manifest_rows import (
+    IntendedManifest,
+    describe_checkpoint,
+    intend_manifest,
+    seal_manifest,
+)
+from cairn.catalog.savepoints.pins import Pinned, pin_checkpoint, remove_pins
 from cairn.errors import RefusedError
-from cairn.manifest import decode, encode
+from cairn.manifest import Manifest, decode, encode
 from cairn.storage import ObjectStore, open_store
 from cairn.storage.store import put_in_time
 from metastore.enums import PinKind
@@ -31,47 +39,42 @@ def pin(
 ) -> Pinned:
     """Pins a confirmed checkpoint, the newest without an id, and writes its manifest.
 
-    Killed in between, the checkpoint is pinned; the same call then writes the manifest. A dry run
-    tells what would be pinned.
+    The pin comes first: it keeps the checkpoint while its segments are read, which may take
+    seconds. Killed in between, the checkpoint stays pinned, without a manifest; a call with its id
+    then writes it, and so does the same call while no newer one is confirmed. A dry run tells what
+    would be pinned.
 
     Raises:
         BadInputError: there is no such job.
-        RefusedError: the checkpoint is not CONFIRMED; or see `write_manifest`.
+        RefusedError: the checkpoint is not CONFIRMED, or see `write_manifest`; it has no new pin.
         StoreFailedError: the metastore or the storage failed; call again.
     """
     # Before the transaction, which may run twice and must pin once.
-    pin_id = uuid.uuid4()
-
-    def work(connection: Connection) -> tuple[Pinned, IntendedManifest | None]:
-        pinned = pin_checkpoint(
-            connection,
-            job_name,
-            checkpoint_id,
-            pin_id=pin_id,
-            kind=kind,
-            name=name,
-            dry_run=dry_run,
-        )
-        if dry_run:
-            return pinned, None
-        # In the pin's transaction: killed after it, the same call finds the intent and continues.
-        return pinned, intend_manifest(connection, pinned.job_id, pinned.checkpoint_id)
-
-    what = f"pinning a checkpoint of job {job_name}"
-    began_s = time.monotonic()
-    pinned, intended = catalog.run(what, work)
-    if intended is not None:
-        _write(catalog, open_store(pinned.storage), intended, began_s)
+    choice = partial(pin_checkpoint, job_name=job_name, pin_id=uuid.uuid4(), kind=kind, name=name)
+    pinned = catalog.run(
+        f"pinning a checkpoint of job {job_name}",
+        lambda connection: choice(connection, checkpoint_id=checkpoint_id, dry_run=dry_run),
+    )
+    if dry_run:
+        return pinned
+    try:
+        _write(catalog, open_store(pinned.storage), pinned.job_id, pinned.checkpoint_id)
+    except RefusedError:
+        if pinned.is_new:
+            catalog.run(
+                f"removing the pin of checkpoint {pinned.checkpoint_id} of job {job_name}",
+                lambda connection: remove_pins(connection, job_name, [pinned.pin_id]),
+            )
+        raise
     return pinned
 
 
 def write_manifest(
     catalog: Catalog,
     store: ObjectStore,
-    job_id: str,
     checkpoint_id: int,
     *,
-    epoch: int,
+    run: RunRef,
 ) -> None:
     """Writes a confirmed checkpoint's manifest on behalf of a run; one that is there stays.
 
@@ -81,17 +84,26 @@ def write_manifest(
             a write of it was given up.
         StoreFailedError: the metastore or the storage failed; call again.
     """
-    began_s = time.monotonic()
-    intended = catalog.run(
-        f"recording the write of checkpoint {checkpoint_id}'s manifest",
-        lambda connection: intend_manifest(connection, job_id, checkpoint_id, epoch=epoch),
-    )
-    _write(catalog, store, intended, began_s)
+    _write(catalog, store, run.job_id, checkpoint_id, run)
 
 
 def _write(
-    catalog: Catalog, store: ObjectStore, intended: IntendedManifest, began_s: float
+    catalog: Catalog,
+    store: ObjectStore,
+    job_id: str,
+    checkpoint_id: int,
+    run: RunRef | None = None,
 ) -> None:
+    def look_up(connection: Connection) -> Manifest:
+        read_one_instant(connection)
+        return describe_checkpoint(connection, job_id, checkpoint_id)
+
+    manifest = catalog.run(f"reading the segments of checkpoint {checkpoint_id}", look_up)
+    began_s = time.monotonic()
+    intended = catalog.run(
+        f"recording the write of checkpoint {checkpoint_id}'s manifest",
+        lambda connection: intend_manifest(connection, manifest, run=run),
+    )
     if intended.is_written:
         return
     data = _put(store, intended, began_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import CodeType
 from typing import Any, cast
 
 import msgspec
@@ -137,8 +139,14 @@ def encode(value):
     return encode_checked(value)
 """
     scope: dict[str, Any] = {"pack": _pack, "encode_checked": encode_checked}
-    exec(source, scope)  # noqa: S102 - made of type names and numbers only
+    exec(_compiled(source), scope)  # noqa: S102 - made of type names and numbers only
     return cast(Callable[[Any], bytes], scope["encode"])
+
+
+@cache
+def _compiled(source: str) -> CodeType:
+    """Returns the code: a task makes the same codecs for each of its subtasks."""
+    return compile(source, "<tuple encoder>", "exec")
 
 
 def _exact_check(name: str, field: Field) -> str:

@@ -43,6 +43,10 @@ _NEVER_WORKS = {
 """What to do, by errno, where trying again cannot help."""
 
 
+_REMOVED_FOR_S = 5.0
+"""How long a directory that is removed whenever it is made is made again."""
+
+
 class PosixStore:
     """Objects are files below `root`; one that is put appears whole and fsynced, or not at all.
 
@@ -67,11 +71,15 @@ class PosixStore:
         began = time.monotonic()
         target = self._locate(path)
         try:
-            try:
-                new = self._put(path, target, chunks, began)
-            except FileNotFoundError:  # a cleanup has just removed the directory as given up
-                _log.warning("directory removed during a write; again", extra={"file": path})
-                new = self._put(path, target, chunks, began)
+            new = None
+            while new is None:
+                try:
+                    new = self._put(path, target, chunks, began)
+                except FileNotFoundError:
+                    # A cleanup has just removed the directory as given up, once or more often.
+                    if time.monotonic() - began > _REMOVED_FOR_S:
+                        raise
+                    _log.warning("directory removed during a write; again", extra={"file": path})
         except OSError as error:
             raise self._failed(error, "write", path) from error
         if not new:
@@ -93,7 +101,10 @@ class PosixStore:
             with open(self._locate(path), "rb", opener=_open_no_link) as file:
                 found_bytes = os.fstat(file.fileno()).st_size
                 file.seek(offset)
-                data = file.read(-1 if size_bytes is None else size_bytes)
+                # No buffer for what is not there: a range may claim terabytes. At least a byte, so
+                # that a failing disk says so.
+                there_bytes = max(found_bytes - offset, 1)
+                data = file.read(-1 if size_bytes is None else min(size_bytes, there_bytes))
         except _ABSENT as error:
             self._require_root("read", path)
             raise missing_error(self.url, path, offset) from error
@@ -238,7 +249,13 @@ class PosixStore:
         """
         chain = (directory, *directory.parents)
         present = next(i for i, ancestor in enumerate(chain) if ancestor.is_dir())
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            if any(above.exists() and not above.is_dir() for above in chain):
+                raise
+            # One of them was there, and was removed before `mkdir` looked whether it is one.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
         return chain[: max(present, chain.index(self._root)) + 1]
 
     def _walk(self, directory: Path, above: str, prefix: str) -> Iterator[StoredObject]:
@@ -297,11 +314,12 @@ def _write(temp: Path, chunks: Sequence[bytes | memoryview]) -> None:
 
 
 def _link(temp: Path, target: Path) -> bool:
-    """Gives `temp` its name as an object; returns False if the name is taken."""
+    """Gives `temp` its name as an object; returns False if the name is another object's."""
     try:
         os.link(temp, target, follow_symlinks=False)
     except FileExistsError:
-        return False
+        # On NFS a request whose answer was lost is sent again, and finds what it has done.
+        return os.path.samestat(os.lstat(temp), os.lstat(target))
     return True
 
 

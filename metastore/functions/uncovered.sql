@@ -7,20 +7,29 @@ BEGIN ATOMIC
     WITH covered AS MATERIALIZED (
         SELECT cairn.covered_until(job, at_checkpoint) AS until
     ),
+    newest AS MATERIALIZED (
+        SELECT max(one) AS until FROM covered CROSS JOIN LATERAL unnest(covered.until) AS one
+    ),
     changelog AS (
         SELECT
             CAST(s.subtask AS bigint) AS subtask,
             s.size_bytes,
             c.checkpoint_id
-        FROM covered
+        FROM covered CROSS JOIN newest
         JOIN cairn.group_commits AS c ON c.job_id = job AND c.status = 'LIVE'
         CROSS JOIN LATERAL unnest(c.segment_subtasks, c.sizes_bytes, c.segment_kinds)
             AS s (subtask, size_bytes, kind)
-        CROSS JOIN LATERAL cairn.key_groups_of(s.subtask, c.parallelism, c.max_parallelism) AS own
         WHERE (at_checkpoint IS NULL OR c.checkpoint_id <= at_checkpoint)
           AND (s.kind IS NULL OR s.kind = 'changelog')
           AND s.subtask <> ALL (c.replaced_subtasks)
-          AND c.checkpoint_id > ANY (covered.until[lower(own) + 1:upper(own)])
+          -- Most are newer than all bases: then no key group need be looked at.
+          AND (
+            c.checkpoint_id > newest.until
+            OR c.checkpoint_id > ANY (covered.until[
+                lower(cairn.key_groups_of(s.subtask, c.parallelism, c.max_parallelism)) + 1
+                :upper(cairn.key_groups_of(s.subtask, c.parallelism, c.max_parallelism))
+            ])
+          )
         UNION ALL
         SELECT p.subtask, p.size_bytes, p.first_checkpoint
         FROM cairn.placed_segments AS p

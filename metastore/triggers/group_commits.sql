@@ -1,19 +1,25 @@
--- Group commits: one attempt counts for each subtask of a checkpoint, and each of a subtask's
--- segments there has its own place. The checkpoint's row is locked by whoever adds a group commit,
--- so one of two waits for the other and then sees its acks.
+-- Group commits: one attempt counts for each subtask of a checkpoint, each of a subtask's segments
+-- there has its own place, and all are in files of the job. The checkpoint's row is locked by whoever
+-- adds a group commit, so one of two waits for the other and then sees its acks.
 CREATE OR REPLACE FUNCTION cairn.admit_group_commit() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    twice text;
+    rule text;
+    own_parallelism integer;
 BEGIN
+    IF NEW.status <> 'LIVE' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CA001', MESSAGE =
+            'group_commits: status of a new row cannot be ' || NEW.status || ' ['
+            || cairn.about(to_jsonb(NEW)) || ']';
+    END IF;
     IF array_position(NEW.subtasks, NULL) IS NOT NULL
         OR array_position(NEW.segment_subtasks, NULL) IS NOT NULL
         OR cardinality(NEW.replaced_subtasks) > 0
     THEN
-        twice := 'names each subtask, and none that is replaced';
+        rule := 'names each subtask, and none that is replaced';
     END IF;
     IF EXISTS (SELECT FROM unnest(NEW.subtasks) AS s GROUP BY s HAVING count(*) > 1) THEN
-        twice := 'has one ack of each subtask';
+        rule := 'has one ack of each subtask';
     END IF;
     IF EXISTS (
         SELECT FROM unnest(NEW.segment_subtasks, NEW.segment_kinds, NEW.sequence_numbers)
@@ -23,10 +29,15 @@ BEGIN
             CASE WHEN coalesce(kind, 'changelog') = 'changelog' THEN coalesce(sequence_number, 0) END
         HAVING count(*) > 1
     ) THEN
-        twice := 'has one segment at each place';
+        rule := 'has one segment at each place';
     END IF;
-    PERFORM FROM cairn.checkpoints
+    SELECT parallelism INTO own_parallelism FROM cairn.checkpoints
     WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id) FOR NO KEY UPDATE;
+    IF 0 > ANY (NEW.subtasks || NEW.segment_subtasks)
+        OR own_parallelism <= ANY (NEW.subtasks || NEW.segment_subtasks)
+    THEN
+        rule := 'names subtasks of its checkpoint only, 0 to ' || own_parallelism - 1;
+    END IF;
     -- Almost always none: then the rest of the condition is not evaluated.
     IF EXISTS (
         SELECT FROM cairn.group_commits AS other
@@ -53,11 +64,11 @@ BEGIN
           AND theirs.kind IS DISTINCT FROM 'channel'
           AND theirs.subtask <> ALL (other.replaced_subtasks)
     )) THEN
-        twice := 'replaces the attempt that was acknowledged before';
+        rule := 'replaces the attempt that was acknowledged before';
     END IF;
-    IF twice IS NOT NULL THEN
+    IF rule IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'CA006', MESSAGE =
-            'group_commits: a group commit ' || twice || ' [' || cairn.about(to_jsonb(NEW))
+            'group_commits: a group commit ' || rule || ' [' || cairn.about(to_jsonb(NEW))
             || ', subtasks ' || NEW.subtasks::text || ']';
     END IF;
     NEW.key_groups := (
@@ -72,3 +83,48 @@ END $$;
 
 CREATE OR REPLACE TRIGGER admit BEFORE INSERT ON cairn.group_commits FOR EACH ROW
 EXECUTE FUNCTION cairn.admit_group_commit();
+
+-- What follows from a group commit: its file has live segments, and the executor's totals of uploads
+-- grow, because what a scrape reads must not grow with the age of a run. For each row, because there
+-- is one: keeping a statement's rows for a trigger costs more than the two changes.
+CREATE OR REPLACE FUNCTION cairn.count_group_commit() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF NEW.file_id IS NOT NULL THEN
+        UPDATE cairn.physical_files
+        SET
+            live_segments = live_segments + cardinality(NEW.sizes_bytes),
+            live_bytes = live_bytes + (SELECT sum(size) FROM unnest(NEW.sizes_bytes) AS size)
+        WHERE file_id = NEW.file_id AND job_id = NEW.job_id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = 'CA003', MESSAGE =
+                'group_commits: segments are in a file of their own job ['
+                || cairn.about(to_jsonb(NEW)) || ']';
+        END IF;
+    END IF;
+    IF NEW.uploaded_files IS NOT NULL THEN
+        INSERT INTO cairn.upload_totals AS total (
+            job_id, epoch, tm_id, commits, requests, failed_uploads, size_bytes, upload_ms,
+            winning_attempt, segments, pool_wait_ms
+        )
+        SELECT
+            NEW.job_id, epoch, NEW.tm_id, 1, NEW.requests, NEW.failed_uploads, NEW.uploaded_bytes,
+            NEW.upload_ms, NEW.winning_attempt, NEW.uploaded_segments, NEW.pool_wait_ms
+        FROM cairn.checkpoints
+        WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id)
+        ON CONFLICT (job_id, epoch, tm_id) DO UPDATE SET
+            commits = total.commits + 1,
+            requests = total.requests + excluded.requests,
+            failed_uploads = total.failed_uploads + excluded.failed_uploads,
+            size_bytes = total.size_bytes + excluded.size_bytes,
+            upload_ms = total.upload_ms + excluded.upload_ms,
+            winning_attempt = total.winning_attempt + excluded.winning_attempt,
+            segments = total.segments + excluded.segments,
+            pool_wait_ms = total.pool_wait_ms + excluded.pool_wait_ms;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE OR REPLACE TRIGGER count_new AFTER INSERT ON cairn.group_commits FOR EACH ROW
+EXECUTE FUNCTION cairn.count_group_commit();

@@ -51,14 +51,6 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_identity('pin_id, job_id, checkpoint_id, kind, name');
 
-CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
-WHEN (
-    (OLD.file_id, OLD.job_id, OLD.epoch, OLD.path, OLD.scope)
-    IS DISTINCT FROM
-    (NEW.file_id, NEW.job_id, NEW.epoch, NEW.path, NEW.scope)
-)
-EXECUTE FUNCTION cairn.refuse_identity('file_id, job_id, epoch, path, scope');
-
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.directories FOR EACH ROW
 WHEN (
     (OLD.job_id, OLD.path, OLD.scope, OLD.subtask, OLD.parallelism, OLD.tm_id)
@@ -132,17 +124,3 @@ EXECUTE FUNCTION cairn.refuse_identity('dropped_at, once set,');
 CREATE OR REPLACE TRIGGER guard_removed BEFORE UPDATE ON cairn.pins FOR EACH ROW
 WHEN (OLD.removed_at IS NOT NULL AND NEW.removed_at IS DISTINCT FROM OLD.removed_at)
 EXECUTE FUNCTION cairn.refuse_identity('removed_at, once set,');
-
-CREATE OR REPLACE TRIGGER guard_attempt BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
-WHEN ((OLD.batch_id, OLD.retry_of) IS DISTINCT FROM (NEW.batch_id, NEW.retry_of))
-EXECUTE FUNCTION cairn.refuse_identity('batch_id, retry_of');
-
--- A sealed file is whole up to its size, and may be continued: its size grows, and nothing else.
-CREATE OR REPLACE TRIGGER guard_size BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
-WHEN (
-    OLD.size_bytes IS NOT NULL AND NEW.size_bytes IS DISTINCT FROM OLD.size_bytes
-    AND NOT coalesce(
-        OLD.status = 'SEALED' AND NEW.status = 'SEALED' AND NEW.size_bytes > OLD.size_bytes, FALSE
-    )
-)
-EXECUTE FUNCTION cairn.refuse_identity('size_bytes (but for sealed files that grow)');

@@ -6,12 +6,17 @@ DECLARE
     file record;
 BEGIN
     FOR file IN
-        SELECT file_id, count(*) AS segments, sum(size_bytes) AS bytes
-        FROM new_rows GROUP BY file_id ORDER BY file_id
+        SELECT file_id, job_id, count(*) AS segments, sum(size_bytes) AS bytes
+        FROM new_rows GROUP BY file_id, job_id ORDER BY file_id
     LOOP
         UPDATE cairn.physical_files
         SET live_segments = live_segments + file.segments, live_bytes = live_bytes + file.bytes
-        WHERE file_id = file.file_id;
+        WHERE file_id = file.file_id AND job_id = file.job_id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = 'CA003', MESSAGE =
+                'placed_segments: segments are in a file of their own job [job id ' || file.job_id
+                || ', file id ' || file.file_id || ']';
+        END IF;
     END LOOP;
     RETURN NULL;
 END $$;
@@ -42,25 +47,8 @@ CREATE OR REPLACE TRIGGER count_dead AFTER UPDATE ON cairn.placed_segments
 REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_dead_segments();
 
--- Of a group commit those count that no later attempt has replaced, until it dies whole.
-CREATE OR REPLACE FUNCTION cairn.count_committed_segments() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    file record;
-BEGIN
-    FOR file IN
-        SELECT c.file_id, count(*) AS segments, sum(s.size_bytes) AS bytes
-        FROM new_rows AS c
-        CROSS JOIN LATERAL unnest(c.sizes_bytes) AS s (size_bytes)
-        GROUP BY c.file_id ORDER BY c.file_id
-    LOOP
-        UPDATE cairn.physical_files
-        SET live_segments = live_segments + file.segments, live_bytes = live_bytes + file.bytes
-        WHERE file_id = file.file_id;
-    END LOOP;
-    RETURN NULL;
-END $$;
-
+-- Of a group commit those count that no later attempt has replaced, until it dies whole; its insert
+-- is counted in group_commits.sql.
 CREATE OR REPLACE FUNCTION cairn.count_lost_segments() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -83,10 +71,6 @@ BEGIN
     END LOOP;
     RETURN NULL;
 END $$;
-
-CREATE OR REPLACE TRIGGER count_new AFTER INSERT ON cairn.group_commits
-REFERENCING NEW TABLE AS new_rows
-FOR EACH STATEMENT EXECUTE FUNCTION cairn.count_committed_segments();
 
 CREATE OR REPLACE TRIGGER count_lost AFTER UPDATE ON cairn.group_commits
 REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows

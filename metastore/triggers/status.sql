@@ -26,22 +26,6 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_status();
 
-CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.physical_files FOR EACH ROW
-WHEN (NEW.status <> 'WRITING')
-EXECUTE FUNCTION cairn.refuse_status();
-
-CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.physical_files FOR EACH ROW
-WHEN (
-    OLD.status <> NEW.status
-    AND (OLD.status, NEW.status) NOT IN (
-        ('WRITING', 'SEALED'),
-        ('WRITING', 'CONDEMNED'),
-        ('SEALED', 'CONDEMNED'),
-        ('CONDEMNED', 'DELETED')
-    )
-)
-EXECUTE FUNCTION cairn.refuse_status();
-
 CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.placed_segments FOR EACH ROW
 WHEN (NEW.status <> 'LIVE')
 EXECUTE FUNCTION cairn.refuse_status();
@@ -53,10 +37,6 @@ WHEN (
         ('LIVE', 'DEAD')
     )
 )
-EXECUTE FUNCTION cairn.refuse_status();
-
-CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.group_commits FOR EACH ROW
-WHEN (NEW.status <> 'LIVE')
 EXECUTE FUNCTION cairn.refuse_status();
 
 CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.group_commits FOR EACH ROW

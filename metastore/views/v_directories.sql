@@ -15,24 +15,25 @@ SELECT
     d.tm_id,
     d.status,
     d.epoch,
-    f.files,
-    f.size_bytes,
-    f.live_bytes,
+    coalesce(f.files, 0) AS files,
+    coalesce(f.size_bytes, 0) AS size_bytes,
+    coalesce(f.live_bytes, 0) AS live_bytes,
     d.claimed_at,
     d.unclaimed_at,
     d.deleted_at
 FROM cairn.directories AS d
 JOIN cairn.jobs AS j ON j.job_id = d.job_id
-CROSS JOIN LATERAL (
+LEFT JOIN (
     SELECT
+        physical_files.job_id,
+        cairn.directory_of(physical_files.path) AS path,
         count(*) AS files,
-        CAST(coalesce(sum(physical_files.size_bytes), 0) AS bigint) AS size_bytes,
-        CAST(coalesce(sum(physical_files.live_bytes), 0) AS bigint) AS live_bytes
+        CAST(sum(physical_files.size_bytes) AS bigint) AS size_bytes,
+        CAST(sum(physical_files.live_bytes) AS bigint) AS live_bytes
     FROM cairn.physical_files
-    WHERE physical_files.job_id = d.job_id
-      AND physical_files.status <> 'DELETED'
-      AND starts_with(physical_files.path, d.path || '/')
-) AS f;
+    WHERE physical_files.status <> 'DELETED'
+    GROUP BY physical_files.job_id, cairn.directory_of(physical_files.path)
+) AS f ON f.job_id = d.job_id AND f.path = d.path;
 
 COMMENT ON VIEW cairn.v_directories IS
     'One row per directory of a job: whose it is, whether a run claims it, and the files that are not '

@@ -39,7 +39,10 @@ SELECT
     f.deleted_at
 FROM cairn.physical_files AS f
 JOIN cairn.jobs AS j ON j.job_id = f.job_id
-LEFT JOIN cairn.deletions AS d ON d.file_id = f.file_id
+LEFT JOIN cairn.deletions AS d
+    ON d.job_id = f.job_id
+    AND d.file_id = f.file_id
+    AND d.done_at IS NULL
 CROSS JOIN LATERAL (
     SELECT
         min(checkpoints.checkpoint_id) AS oldest_checkpoint,

@@ -9,30 +9,23 @@ SELECT
     m.job_id,
     j.name AS job_name,
     m.subtask,
-    count(*) AS started,
-    count(*) FILTER (WHERE m.finished_at IS NOT NULL AND m.error IS NULL) AS completed,
-    count(m.error) AS failed,
-    CAST(
-        (array_agg(round(extract(EPOCH FROM m.finished_at - m.started_at) * 1000)
-            ORDER BY m.started_at DESC)
-            FILTER (WHERE m.finished_at IS NOT NULL AND m.error IS NULL))[1] AS bigint
-    ) AS last_duration_ms,
-    (array_agg(m.size_bytes ORDER BY m.started_at DESC)
-        FILTER (WHERE m.kind = 'keyed_full'))[1] AS last_full_bytes,
-    (array_agg(m.size_bytes ORDER BY m.started_at DESC)
-        FILTER (WHERE m.kind = 'keyed_increment'))[1] AS last_increment_bytes,
-    coalesce(max(s.segments), 0) AS changelog_segments,
-    CAST(coalesce(max(s.bytes), 0) AS bigint) AS changelog_bytes,
-    max(m.finished_at) FILTER (WHERE m.error IS NULL) AS last_completed_at,
-    (array_agg(m.error ORDER BY m.started_at DESC) FILTER (WHERE m.error IS NOT NULL))[1]
-        AS last_error
-FROM cairn.jobs AS j
-JOIN cairn.materializations AS m ON m.job_id = j.job_id
-LEFT JOIN LATERAL (
-    SELECT u.subtask, u.segments, u.size_bytes AS bytes
-    FROM cairn.uncovered_changelog(j.job_id, NULL) AS u
-) AS s ON s.subtask = m.subtask
-GROUP BY m.job_id, j.name, m.subtask;
+    m.started,
+    m.completed,
+    m.failed,
+    m.last_duration_ms,
+    m.last_full_bytes,
+    m.last_increment_bytes,
+    coalesce(s.segments, 0) AS changelog_segments,
+    coalesce(s.size_bytes, 0) AS changelog_bytes,
+    m.last_completed_at,
+    m.last_error
+FROM cairn.materialization_totals AS m
+JOIN cairn.jobs AS j ON j.job_id = m.job_id
+LEFT JOIN (
+    SELECT jobs.job_id, u.subtask, u.segments, u.size_bytes
+    FROM cairn.jobs
+    CROSS JOIN LATERAL cairn.uncovered_changelog(jobs.job_id, NULL) AS u
+) AS s ON s.job_id = m.job_id AND s.subtask = m.subtask;
 
 COMMENT ON VIEW cairn.v_materialization IS
     'One row per job and subtask: materializations begun, completed and failed, how long the last one '

@@ -13,11 +13,11 @@ CREATE OR REPLACE VIEW cairn.v_native_comparison AS
 SELECT
     j.job_id,
     j.name AS job_name,
-    b.batches,
+    b.batches + h.batches AS batches,
     r.parallelism,
-    f.cairn_files,
-    b.native_files,
-    b.batches * 2 * 200 + 4 AS native_files_at_200
+    f.cairn_files + h.files AS cairn_files,
+    b.native_files + 2 * h.subtasks AS native_files,
+    (b.batches + h.batches) * 2 * 200 + 4 AS native_files_at_200
 FROM cairn.jobs AS j
 CROSS JOIN LATERAL (
     SELECT
@@ -33,6 +33,15 @@ CROSS JOIN LATERAL (
     WHERE physical_files.job_id = j.job_id
       AND physical_files.sealed_at IS NOT NULL
 ) AS f
+CROSS JOIN LATERAL (
+    -- What is trimmed.
+    SELECT
+        CAST(coalesce(sum(history_days.checkpoints_subsumed), 0) AS bigint) AS batches,
+        CAST(coalesce(sum(history_days.subtasks), 0) AS bigint) AS subtasks,
+        CAST(coalesce(sum(history_days.files_sealed), 0) AS bigint) AS files
+    FROM cairn.history_days
+    WHERE history_days.job_id = j.job_id
+) AS h
 LEFT JOIN LATERAL (
     SELECT runs.parallelism
     FROM cairn.runs

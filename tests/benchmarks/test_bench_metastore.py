@@ -38,6 +38,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_the_commit(), reason="the code before is in the full history only")
 def test_a_quick_run_measures_every_workload_before_and_after(
     directory: Path, capsys: pytest.CaptureFixture[str]
@@ -58,7 +59,7 @@ def test_a_quick_run_measures_every_workload_before_and_after(
         assert many["other begins p50 ms"][0] > 0
         [jobs] = values["many-jobs"][side].values()
         assert 0 < jobs["batches/s"][0] <= QUICK.jobs
-        [_, dead] = values["live"][side].values()
+        [*_, dead] = values["live"][side].values()
         assert dead["install of a base ms"][0] > 0
         assert dead["v_metrics ms"][0] > 0
     [cleaned, group] = values["growth"][BEFORE].values()

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import BatchRef, RunRef
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.begin import begin_batch
@@ -131,6 +131,7 @@ class StatefulJob:
     num_retained: int = 2
     job_id: str = ""
     epoch: int = 0
+    run_id: str = ""
     batches: int = 0
     _query_id: str = field(default_factory=lambda: str(uuid4()))
 
@@ -162,6 +163,7 @@ class StatefulJob:
         )
         run = self._run(lambda c: register_run(c, registration))
         self.job_id, self.epoch = run.job_id, run.epoch
+        self.run_id = str(registration.run_id)
         return self
 
     def batch(
@@ -210,11 +212,17 @@ class StatefulJob:
         written = self._write(ref, subtask, SegmentKind.KEYED_FULL, as_of, list(changes))
         self._run(lambda c: install(c, ref, subtask, [written]))
 
+    @property
+    def run_ref(self) -> RunRef:
+        """The newest registered run."""
+        return RunRef(job=self.name, job_id=self.job_id, epoch=self.epoch, run_id=self.run_id)
+
     def _begin(self, batch_id: int) -> BatchRef:
         return BatchRef(
             job=self.name,
             job_id=self.job_id,
             epoch=self.epoch,
+            run_id=self.run_id,
             query_id=self._query_id,
             batch_id=batch_id,
         )

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
+from cairn.runtime.processing.processor_io import io_of
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.handle import StateDeclaration
@@ -65,7 +66,9 @@ def test_a_fault_ends_the_task_with_what_is_wrong(fault: Fault) -> None:
     rows = [
         KeyedRows([pa.Table.from_batches([batch_of([("a", 1, None, 7, 0)])])], is_one_key=False)
     ]
-    with pytest.raises(Exception, match=fault.message):
+
+    def run() -> None:
+        io = io_of(operator, lambda batch: None)
         process(
             operator,
             Share(KeyGroupRange(0, MAX_PARALLELISM), MAX_PARALLELISM),
@@ -73,5 +76,9 @@ def test_a_fault_ends_the_task_with_what_is_wrong(fault: Fault) -> None:
             BatchTimes(TimeMode.PROCESSING_TIME, 1_000, 0),
             initial=rows if fault.has_initial else [],
             rows=rows,
-            emit=lambda batch: None,
+            io=io,
         )
+        io.flush()
+
+    with pytest.raises(Exception, match=fault.message):
+        run()

@@ -94,11 +94,12 @@ def migrate(folder: str) -> None:
     sync_bag_to_db(DagBag(folder), BUNDLE, None)
 
 
-def run(folder: str, conf: Any) -> dict[str, Any]:
+def run(folder: str, given: Any) -> dict[str, Any]:
     """Runs the cleanup Dag here and now; returns its state and its task instances'."""
     from airflow.dag_processing.dagbag import DagBag
 
-    done = DagBag(folder).dags[DAG_ID].test(run_conf=conf)
+    os.environ["AIRFLOW__CORE__DAG_RUN_CONF_OVERRIDES_PARAMS"] = str(given["overrides_params"])
+    done = DagBag(folder).dags[DAG_ID].test(run_conf=given["conf"])
     states = {f"{task.task_id}[{task.map_index}]": task.state for task in done.get_task_instances()}
     return {"state": done.state, "tasks": states}
 

@@ -17,8 +17,9 @@ RunDag = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run_dag(airflow: Airflow) -> RunDag:
-    def run(url: str, **conf: Any) -> dict[str, Any]:
-        outcome: dict[str, Any] = airflow.ask("run", conf, url)
+    def run(url: str, *, overrides_params: bool = True, **conf: Any) -> dict[str, Any]:
+        given = {"conf": conf, "overrides_params": overrides_params}
+        outcome: dict[str, Any] = airflow.ask("run", given, url)
         return outcome
 
     return run
@@ -61,6 +62,27 @@ def test_a_refusal_fails_the_run_without_a_retry(run_dag: RunDag, metastore_url:
     assert outcome["state"] == "failed"
     assert outcome["tasks"]["clean[0]"] == "failed"
     assert outcome["tasks"]["summarise[-1]"] == "upstream_failed"
+
+
+@pytest.mark.parametrize("conf", [{"jobb": "one"}, {"job": "one", "dryrun": True}])
+def test_a_misspelt_param_fails_the_run_and_changes_nothing(
+    run_dag: RunDag, metastore_url: str, tmp_storage: str, conf: dict[str, Any]
+) -> None:
+    job = SyntheticJob(metastore_url, tmp_storage).create()
+    before = dump(metastore_url), job.objects()
+    outcome = run_dag(metastore_url, **conf)
+    assert outcome["state"] == "failed"
+    assert outcome["tasks"]["list_jobs[-1]"] == "failed"
+    assert (dump(metastore_url), job.objects()) == before
+
+
+def test_a_param_that_airflow_ignores_fails_the_run(
+    run_dag: RunDag, metastore_url: str, tmp_storage: str
+) -> None:
+    job = SyntheticJob(metastore_url, tmp_storage).create()
+    outcome = run_dag(metastore_url, job="another", overrides_params=False)
+    assert outcome["tasks"]["list_jobs[-1]"] == "failed"
+    assert len(job.objects()) > len(job.needed)
 
 
 def test_a_metastore_without_jobs_is_a_success(run_dag: RunDag, metastore_url: str) -> None:

@@ -40,6 +40,8 @@ def expected(job: SyntheticJob) -> CleanupReport:
         deleted_files=job.DOOMED,
         freed_bytes=job.FREED_BYTES,
         failed_deletes=0,
+        trimmed_checkpoints=0,
+        trimmed_files=0,
     )
 
 
@@ -110,6 +112,8 @@ def test_a_second_cleanup_changes_nothing(job: SyntheticJob) -> None:
         deleted_files=0,
         freed_bytes=0,
         failed_deletes=0,
+        trimmed_checkpoints=0,
+        trimmed_files=0,
     )
     assert dump(job.url) == before
 

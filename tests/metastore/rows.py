@@ -241,12 +241,12 @@ class Rows:
         self.walk(PlacedSegment, PlacedSegment.segment_id == segment_id, status)
         return segment_id
 
-    def materialization(self, subtask: int = 0, **columns: Any) -> None:
+    def materialization(self, subtask: int = 0, *, epoch: int = 1, **columns: Any) -> None:
         self.execute(
             insert(Materialization).values(
                 materialization_id=uuid4(),
                 job_id=self.job_id,
-                epoch=1,
+                epoch=epoch,
                 subtask=subtask,
                 **columns,
             )

@@ -40,6 +40,7 @@ class Steps:
     name: str = field(default_factory=lambda: f"job-{uuid4().hex[:8]}")
     job_id: str = ""
     parallelism: dict[int, int] = field(default_factory=dict)
+    run_ids: dict[int, str] = field(default_factory=dict)
 
     @property
     def catalog(self) -> Catalog:
@@ -47,6 +48,9 @@ class Steps:
 
     def run(self, work: Callable[[Connection], T]) -> T:
         return self.catalog.run("testing", work)
+
+    def run_each(self, work: Callable[[Connection], T]) -> T:
+        return self.catalog.run_each("testing", work)
 
     def sql(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """Returns the rows of a statement, in which `:job` is the job's id."""
@@ -74,19 +78,28 @@ class Steps:
 
     def register(self, parallelism: int = 2, **changes: Any) -> int:
         """Registers a run; returns its epoch."""
-        registration = self.registration(parallelism, **changes)
+        return self.register_as(self.registration(parallelism, **changes)).epoch
+
+    def register_as(self, registration: Registration) -> RegisteredRun:
+        """Registers a run, which `ref` knows by its epoch from then on."""
         run: RegisteredRun = self.run(lambda c: register_run(c, registration))
         self.job_id = run.job_id
-        self.parallelism[run.epoch] = parallelism
-        return run.epoch
+        self.parallelism[run.epoch] = registration.parallelism
+        self.run_ids[run.epoch] = str(registration.run_id)
+        return run
 
     def ref(self, epoch: int, batch_id: int, query_id: str = "q") -> BatchRef:
         return BatchRef(
-            job=self.name, job_id=self.job_id, epoch=epoch, query_id=query_id, batch_id=batch_id
+            job=self.name,
+            job_id=self.job_id,
+            epoch=epoch,
+            run_id=self.run_ids[epoch],
+            query_id=query_id,
+            batch_id=batch_id,
         )
 
     def begin(self, batch: BatchRef) -> BatchStart:
-        return self.run(lambda c: begin_batch(c, batch))
+        return self.run_each(lambda c: begin_batch(c, batch))
 
     def intend(
         self,
@@ -103,7 +116,7 @@ class Steps:
             batch_id=batch.batch_id if scope is Scope.TASK_MANAGER else None,
             retry_of=retry_of.file_id if retry_of else None,
         )
-        self.run(lambda c: intend_files(c, batch, [intended], [self.directory]))
+        self.run_each(lambda c: intend_files(c, batch, [intended], [self.directory]))
         return file
 
     @property

@@ -8,7 +8,6 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import event
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.acks import acknowledge
@@ -18,6 +17,7 @@ from cairn.catalog.job.upload_stats import UploadStats
 from cairn.errors import FencedError
 from metastore.enums import Scope
 from tests.metastore.steps import SIZE_BYTES, Steps
+from tests.runtime.sent import watch
 
 
 @pytest.fixture
@@ -266,9 +266,11 @@ def count_statements(
     )
     sent: list[str] = []
     steps.run(work)
-    with steps.catalog.begin() as connection:
-        event.listen(connection, "before_cursor_execute", lambda *given: sent.append(given[2]))
-        work(connection)
+    end = watch(lambda _, statement, _is_transaction: sent.append(statement))
+    try:
+        steps.run(work)
+    finally:
+        end()
     return len(sent)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from threading import Barrier, BrokenBarrierError
+from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from cairn.errors import RefusedError
 from tests.metastore.steps import Steps, acknowledging
+from tests.runtime.sent import watch
 
 
 @pytest.fixture
@@ -40,18 +40,8 @@ def test_the_first_acknowledgements_of_two_executors_at_once_do_not_deadlock(
     batch = steps.ref(steps.register(), 0)
     steps.begin(batch)
     groups = [steps.group(batch, 1, [subtask]) for subtask in (0, 1)]
-    both_about_to_bind = Barrier(2)
-
-    def work(connection: Connection) -> None:
-        @event.listens_for(connection, "before_cursor_execute")
-        def meet(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            if statement.startswith("UPDATE cairn.jobs"):
-                with suppress(BrokenBarrierError):
-                    both_about_to_bind.wait(timeout=1)
-
-        acknowledging(batch, 1, *groups.pop())(connection)
-
-    assert at_once(steps, work, work) == [None, None]
+    works = [acknowledging(batch, 1, *group) for group in groups]
+    assert at_once(steps, *works) == [None, None]
     assert steps.statuses() == {1: "COMPLETED"}
 
 
@@ -100,3 +90,48 @@ def test_two_attempts_of_a_subtask_at_once_leave_one_segment_and_the_later_attem
         assert at_once(steps, *works) == [None, None]
         assert steps.acked(checkpoint_id) == {0: late[0][0].attempt_id}
         assert len(steps.segments(checkpoint_id)) == before + 1
+
+
+def test_an_attempt_that_acknowledges_between_the_calls_of_a_zombie_is_not_replaced(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    steps.ack(batch, 1, 0, task_attempt=9)
+    steps.ack(batch, 1, 1, task_attempt=1)
+    newest = steps.group(batch, 1, [1], task_attempt=3)
+    zombie = acknowledging(batch, 1, *steps.group(batch, 1, [0, 1], task_attempt=2))
+    calls = 0
+
+    def note(_: Any, statement: str, _is_transaction: bool) -> None:
+        nonlocal calls
+        calls += "cairn.acknowledge(" in statement
+        if calls == 2:  # the zombie asks again, without subtask 0
+            end()
+            steps.commit(batch, 1, *newest)
+
+    end = watch(note)
+    try:
+        steps.catalog.run_each("acknowledging as a zombie", zombie)
+    finally:
+        end()
+    assert calls == 2
+    assert steps.acked(1)[1] == newest[0][0].attempt_id
+    assert steps.segment_status(newest[0][0]) == "LIVE"
+    assert steps.statuses() == {1: "COMPLETED"}
+
+
+def test_an_ack_that_waits_for_a_later_attempts_is_passed_over(steps: Steps) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    steps.ack(batch, 1, 0, 1, task_attempt=1)
+    zombie = steps.group(batch, 1, [0], task_attempt=2)
+    newest = steps.group(batch, 1, [0], task_attempt=3)
+    with ThreadPoolExecutor() as threads:
+        with steps.catalog.begin() as connection:
+            acknowledging(batch, 1, *newest)(connection)
+            late = threads.submit(steps.commit, batch, 1, *zombie)
+            steps.wait_until_blocked()
+        late.result()
+    assert steps.acked(1)[0] == newest[0][0].attempt_id
+    assert steps.file_facts(zombie[1]) == ("SEALED", 0, 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import DataError
 
 from cairn.catalog import connections
 from cairn.catalog.catalog import Catalog, dispose_engines
@@ -78,6 +79,51 @@ def test_a_transaction_costs_a_round_trip_for_each_statement_and_one_to_commit(
         Catalog(way.url).run("testing", work)
         assert way.answers - before == statements + 1
         dispose_engines()
+
+
+def test_a_call_that_is_a_transaction_costs_one_round_trip(shared_metastore_url: str) -> None:
+    asked = "SELECT " + ", ".join(f"current_setting('{name}')" for name in SETTINGS)
+
+    def work(connection: Connection) -> list[tuple[str, ...]]:
+        return connections.call(connection, asked, {})
+
+    with relay(shared_metastore_url) as way:
+        catalog = Catalog(way.url, timeout_ms=4000)
+        catalog.run("connecting", work)
+        before = way.answers
+        assert catalog.run_each("testing", work) == [("4s", "4s", "public", "UTC")]
+        assert way.answers - before == 1
+        dispose_engines()
+
+
+def test_calls_that_are_transactions_commit_one_by_one_and_alone(metastore_url: str) -> None:
+    def work(connection: Connection) -> None:
+        connections.call(connection, "INSERT INTO public.numbers VALUES (1) RETURNING n", {})
+        connections.call(
+            connection, "INSERT INTO public.numbers VALUES (2), (1 / %(by)s) RETURNING n", {"by": 0}
+        )
+
+    catalog = Catalog(metastore_url)
+    catalog.run("testing", lambda c: c.execute(text("CREATE TABLE public.numbers (n int)")))
+    numbers = text("SELECT array_agg(n) FROM public.numbers")
+    with pytest.raises(DataError):
+        catalog.run("testing", work)
+    assert catalog.run("testing", lambda c: c.scalar(numbers)) is None
+    with pytest.raises(DataError):
+        catalog.run_each("testing", work)
+    assert catalog.run("testing", lambda c: c.scalar(numbers)) == [1]
+
+
+def test_a_call_whose_connection_broke_runs_again(metastore_url: str) -> None:
+    def work(connection: Connection) -> int:
+        runs.append(connections.call(connection, "SELECT pg_backend_pid()", {})[0][0])
+        if len(runs) == 1:
+            connections.call(connection, "SELECT pg_terminate_backend(%(pid)s)", {"pid": runs[0]})
+        return len(runs)
+
+    runs: list[int] = []
+    assert Catalog(metastore_url).run_each("testing", work) == 2
+    assert runs[0] != runs[1]
 
 
 def test_settings_are_those_of_the_transaction_and_not_of_the_session(

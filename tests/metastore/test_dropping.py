@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from cairn.catalog.job.runs import RegisteredRun, register_run
+from cairn.catalog.job.runs import RegisteredRun
 from cairn.errors import RefusedError
 from cairn.state.handle import StateDeclaration
 from tests.metastore.steps import Steps
@@ -18,12 +18,8 @@ def steps(metastore_url: str, tmp_storage: str) -> Steps:
     return Steps(metastore_url, tmp_storage)
 
 
-def start(steps: Steps, **changes: object) -> RegisteredRun:
-    registration = replace(steps.registration(), **changes)  # type: ignore[arg-type]
-    run: RegisteredRun = steps.run(lambda c: register_run(c, registration))
-    steps.job_id = run.job_id
-    steps.parallelism[run.epoch] = 2
-    return run
+def start(steps: Steps, **changes: Any) -> RegisteredRun:
+    return steps.register_as(steps.registration(**changes))
 
 
 def test_a_plan_that_deletes_a_variable_and_is_only_built_deletes_nothing(steps: Steps) -> None:

@@ -19,7 +19,7 @@ from cairn.catalog.job.segments import lists_at, place_segments
 from cairn.catalog.savepoints.pins import pin_checkpoint, remove_pins
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
-from cairn.keygroups import KeyGroupRange
+from cairn.keygroups import KeyGroupRange, range_of
 from metastore.enums import PinKind, SegmentKind
 from tests.metastore.steps import MAX_PARALLELISM, SIZE_BYTES, Steps
 
@@ -188,7 +188,42 @@ def test_segments_of_pinned_checkpoints_hide_nothing_that_can_be_deleted(
     steps.clean()
     kept = [checkpoint_id for checkpoint_id, _ in made if lists(steps, checkpoint_id)]
     assert kept == [1, 2, 3, 6, 7, 8]
-    assert {commit.first_checkpoint for commit in released(steps)} == {6, 7}
+    assert released(steps) == ()
+
+
+def test_segments_that_retained_checkpoints_need_hide_nothing_that_can_be_deleted(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base serves the checkpoints to come, so the retained ones still need what it replaces."""
+    monkeypatch.setattr("cairn.catalog.cleanup.snapshot.PLAN_ROWS", 4)
+    epoch = steps.register()
+
+    def commit_apart(*batches: int) -> None:
+        for batch_id in batches:
+            batch = steps.ref(epoch, batch_id)
+            for subtask in (0, 1):
+                steps.ack(batch, steps.begin(batch).checkpoint_id, subtask)
+
+    def materialize(subtask: int, as_of: int, batch_id: int) -> None:
+        batch = steps.ref(epoch, batch_id)
+        steps.begin(batch)
+        groups = range_of(subtask, 2, MAX_PARALLELISM)
+        base = steps.base(batch, as_of, (groups.start, groups.end))
+        steps.install(batch, base, subtask=subtask)
+
+    commit_apart(*range(10))
+    materialize(1, as_of=10, batch_id=10)
+    commit_apart(*range(10, 14))
+    materialize(0, as_of=14, batch_id=14)
+    steps.clean()
+    live = steps.sql(
+        "SELECT checkpoint_id, subtasks FROM cairn.group_commits"
+        " WHERE job_id = :job AND status = 'LIVE' ORDER BY checkpoint_id, subtasks"
+    )
+    assert live == [
+        *((checkpoint_id, [0]) for checkpoint_id in range(1, 11)),
+        *((checkpoint_id, [subtask]) for checkpoint_id in range(11, 15) for subtask in (0, 1)),
+    ]
 
 
 def released(steps: Steps) -> tuple[ReleasedCommit, ...]:

@@ -243,12 +243,43 @@ def test_no_group_commit_is_added_to_a_condemned_file(rows: Rows) -> None:
         rows.packed(rows.file("CONDEMNED"), 1, 0)
 
 
+@pytest.mark.parametrize("subtask", [-1, 2])
+def test_an_ack_of_a_subtask_that_the_checkpoint_lacks_is_refused(rows: Rows, subtask: int) -> None:
+    rows.checkpoint(1)
+    with pytest.raises(RefusedError, match="subtasks of its checkpoint only, 0 to 1"):
+        rows.ack(1, subtask, input_rows=1)
+
+
+@pytest.mark.parametrize("subtask", [-1, 2])
+def test_a_segment_of_a_subtask_that_the_checkpoint_lacks_is_refused(
+    rows: Rows, subtask: int
+) -> None:
+    rows.checkpoint(1)
+    columns = rows.packed_columns(rows.file(), 1, 0) | {"segment_subtasks": [subtask]}
+    with pytest.raises(RefusedError, match="subtasks of its checkpoint only, 0 to 1"):
+        rows.execute(insert(GroupCommit).values(columns))
+
+
+def test_an_acknowledgement_that_names_another_jobs_file_is_refused_whole(steps: Steps) -> None:
+    other = replace(steps, name=f"other-{uuid4().hex[:8]}", parallelism={})
+    theirs = other.ref(other.register(), 0)
+    other.begin(theirs)
+    _, file = other.group(theirs, 1, [0])
+    batch = steps.ref(steps.register(), 0)
+    steps.begin(batch)
+    acks, _ = steps.group(batch, 1, [0])
+    with pytest.raises(RefusedError, match="segments are in a file of their own job"):
+        steps.commit(batch, 1, acks, file)
+    assert steps.acked(1) == {}
+    assert other.file_facts(file) == ("WRITING", 0, 0)
+
+
 def test_a_segment_that_is_not_of_its_subtasks_key_groups_is_not_packed(steps: Steps) -> None:
     batch = steps.ref(steps.register(), 0)
     steps.begin(batch)
     [ack], file = steps.group(batch, 1, [0])
     wide = replace(ack.segments[0], key_groups=KeyGroupRange(0, MAX_PARALLELISM))
-    with pytest.raises(ValueError, match="subtask 0 of a group commit has"):
+    with pytest.raises(RefusedError, match="a segment of subtask 0 has other key groups"):
         steps.commit(batch, 1, [replace(ack, segments=(wide,))], file)
 
 

@@ -127,9 +127,9 @@ def test_a_histogram_has_the_quantiles_the_sum_and_the_count_of_its_column(
     assert found == pytest.approx({quantile: quantile * 100 * unit for quantile in QUANTILES})
 
 
-def test_quantiles_are_of_the_latest_thousand_checkpoints_and_sums_of_the_run(rows: Rows) -> None:
+def test_quantiles_are_of_the_latest_100_checkpoints_and_sums_of_the_run(rows: Rows) -> None:
     begin(rows, 1, next_checkpoint_id=1500)
-    for checkpoint_id, size_bytes in ((499, 7), (500, 30), (1499, 50)):
+    for checkpoint_id, size_bytes in ((1399, 7), (1400, 30), (1499, 50)):
         rows.checkpoint(checkpoint_id)
         rows.upload(checkpoint_id, size_bytes=size_bytes)
     [found] = distribution(rows, "ChangelogStorage.uploadSizes").values()
@@ -177,6 +177,32 @@ def test_materializations_are_counted_by_subtask_since_the_current_run_began(beg
     begun.run(2, parallelism=2)
     begin(begun, 2)
     assert of(begun, f"{group}.startedMaterialization") == {}
+
+
+def test_counters_of_materializations_start_again_with_a_run_and_count_each_end_once(
+    begun: Rows,
+) -> None:
+    end = text(
+        "UPDATE cairn.materializations SET finished_at = now(), size_bytes = 7"
+        " WHERE job_id = :job AND epoch = :epoch"
+    )
+    begun.materialization(1, finished_at=datetime.now(UTC), size_bytes=100)
+    begun.materialization(1)
+    begun.run(2, parallelism=2)
+    begin(begun, 2)
+    begun.materialization(1, epoch=2)
+    for epoch in (2, 2, 1):
+        begun.execute(end.bindparams(job=begun.job_id, epoch=epoch))
+    group = "ChangelogMaterialization"
+    assert of(begun, f"{group}.startedMaterialization") == {1: 1}
+    assert of(begun, f"{group}.completedMaterialization") == {1: 1}
+    assert of(begun, "Storage.rewriteBytes") == {1: 7}
+    whole = text(
+        "SELECT started, completed, failed FROM cairn.v_materialization WHERE job_id = :job"
+    )
+    assert begun.execute(whole.bindparams(job=begun.job_id)) == [
+        {"started": 3, "completed": 3, "failed": 0}
+    ]
 
 
 def test_what_is_not_materialized_is_the_changelog_in_the_newest_whole_checkpoint(
@@ -231,7 +257,7 @@ def test_orphans_are_the_files_that_cleanup_takes_although_nobody_sealed_them(
     lost_hedge = steps.intend(batch, Scope.SHARED, retry_of=base)
     assert orphans() == len(fenced), "the batch takes acks, and either request may win"
     steps.ack(batch, begun.checkpoint_id, 0, 1)
-    steps.run(lambda c: seal_files(c, batch, [base]))
+    steps.run(lambda c: seal_files(c, [base]))
     following = steps.ref(second, 1)
     steps.begin(following)
     unsealed = [steps.intend(following), steps.intend(following, Scope.SHARED)]

@@ -28,6 +28,16 @@ def test_no_segment_is_made_in_a_condemned_file(rows: Rows, status: str) -> None
     assert rows.execute(select(PlacedSegment.segment_id).where(rows.own(PlacedSegment))) == []
 
 
+def test_no_segment_is_made_in_another_jobs_file(rows: Rows) -> None:
+    other = Rows(rows.url, job_id=f"other-{uuid4().hex[:8]}")
+    other.job()
+    theirs = other.file()
+    with pytest.raises(RefusedError, match=f"a file of their own job .*{theirs}") as no:
+        rows.segment(theirs)
+    assert sqlstate(no.value) == "CA003"
+    assert other.counters(theirs) == (0, 0)
+
+
 def test_file_with_a_live_segment_is_not_condemned(rows: Rows) -> None:
     file_id = rows.file()
     segment_id = rows.segment(file_id)

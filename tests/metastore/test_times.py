@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.batch_start import BatchStart
 from cairn.catalog.job.group_commits import Ack
-from cairn.catalog.job.times import latest
 from cairn.errors import RefusedError
 from tests.metastore.steps import Steps
 
@@ -75,6 +74,12 @@ def times(start: BatchStart) -> tuple[int, int, int]:
     return start.processing_ms, start.watermark_ms, start.late_watermark_ms
 
 
+def latest(one: Sequence[int | None], other: Sequence[int | None]) -> list[int | None]:
+    """Returns the greater of each input."""
+    pairs = zip(one, other, strict=True)
+    return [max((at for at in pair if at is not None), default=None) for pair in pairs]
+
+
 def watermark(seen: Sequence[int | None], delays_ms: Sequence[int]) -> int:
     """Returns Spark's: the least over inputs, 0 while one has had no row."""
     return min(0 if at is None else at - by for at, by in zip(seen, delays_ms, strict=True))
@@ -120,6 +125,17 @@ def run_batch(steps: Steps, epoch: int, batch_id: int, seen_ms: int) -> BatchSta
     ref = steps.ref(epoch, batch_id)
     acknowledge(steps, ref, start.checkpoint_id, 0, (seen_ms,), 1)
     return start
+
+
+def test_a_longer_delay_after_a_restart_does_not_take_the_watermark_back(
+    shared_metastore_url: str,
+) -> None:
+    steps = Steps(shared_metastore_url, "file:///nowhere")
+    epoch = steps.register(1, watermark_delays_ms=[0])
+    run_batch(steps, epoch, 0, 100)
+    assert run_batch(steps, epoch, 1, 0).watermark_ms == 100
+    epoch = steps.register(1, watermark_delays_ms=[50])
+    assert run_batch(steps, epoch, 2, 0).watermark_ms == 100
 
 
 def test_a_job_downstream_has_the_watermark_of_the_job_upstream(shared_metastore_url: str) -> None:

@@ -81,7 +81,7 @@ def test_cleanup_keeps_the_bases_that_are_being_written_while_batches_continue(
     steps.begin(steps.ref(epoch, 1))
     steps.let_writes_end()
     steps.clean()
-    steps.run(lambda c: seal_files(c, batch, [base]))
+    steps.run(lambda c: seal_files(c, [base]))
     assert steps.file_facts(base)[0] == "SEALED"
 
 
@@ -97,7 +97,7 @@ def test_cleanup_takes_the_requests_for_a_base_that_lost_to_another(
     steps.let_writes_end()
     steps.clean()
     assert [steps.file_facts(file)[0] for file in files] == ["WRITING"] * 3
-    steps.run(lambda c: seal_files(c, batch, [files[winner]]))
+    steps.run(lambda c: seal_files(c, [files[winner]]))
     steps.clean()
     found = [steps.file_facts(file)[0] for file in files]
     assert found.pop(winner) != "WRITING"
@@ -115,4 +115,4 @@ def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
     steps.let_writes_end()
     steps.clean()
     with pytest.raises(FencedError, match="the physical file is DELETED"):
-        steps.run(lambda c: seal_files(c, batch, [file]))
+        steps.run(lambda c: seal_files(c, [file]))

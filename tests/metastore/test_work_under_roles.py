@@ -12,7 +12,6 @@ from sqlalchemy import make_url, text
 from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
-from cairn.catalog.job.runs import register_run
 from cairn.catalog.savepoints.pins import remove_pins
 from cairn.cli import main
 from cairn.errors import BadInputError
@@ -67,9 +66,7 @@ def store(tmp_storage: str) -> ObjectStore:
 def written(logins: dict[str, str], store: ObjectStore) -> Steps:
     """A job that a writer took from its first run to a second one that replaced it."""
     job = Steps(logins["cairn_writer"], store.url)
-    registration = job.registration(states=STATES)
-    run = job.run(lambda c: register_run(c, registration))
-    job.job_id, job.parallelism[run.epoch] = run.job_id, registration.parallelism
+    run = job.register_as(job.registration(states=STATES))
     job.whole_batch(run.epoch, 0)
     job.whole_batch(run.epoch, 1)
     based = job.ref(run.epoch, 2)
@@ -125,10 +122,8 @@ def test_writer_continues_with_operator_lists_and_maintainer_condemns_old_ones(
     logins: dict[str, str], store: ObjectStore
 ) -> None:
     job = Steps(logins["cairn_writer"], store.url)
-    registration = job.registration(parallelism=1, states=LISTS)
-    run = job.run(lambda c: register_run(c, registration))
+    run = job.register_as(job.registration(parallelism=1, states=LISTS))
     assert (run.split_lists, run.union_lists) == ((1,), (2,))
-    job.job_id, job.parallelism[run.epoch] = run.job_id, 1
     for batch_id in range(5):
         batch = job.ref(run.epoch, batch_id)
         start = job.run(partial(begin_batch, batch=batch, with_lists=True))

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, event
 
 from cairn.errors import StorageError
 from cairn.storage import ObjectStore
+from tests.runtime.sent import watch
 
 
 class FailingStore:
@@ -44,20 +45,31 @@ def losing_a_connection(number: int, *, commits: bool) -> Iterator[None]:
 
     Whoever commits learns nothing of the difference.
     """
-    left = number
+    left, is_counted = number, False
+
+    def note(session: Any, _statement: str, is_transaction: bool) -> None:
+        nonlocal left, is_counted
+        is_counted = is_transaction
+        left -= is_transaction
+        if is_transaction and left == 0 and not commits:
+            session.close()
 
     def lose(connection: Connection) -> None:
-        nonlocal left
-        left -= 1
+        nonlocal left, is_counted
+        left -= not is_counted
         if left == 0:
             session = connection.connection.dbapi_connection
             assert session is not None
             if commits:
                 session.commit()
             session.close()
+            left -= 1
+        is_counted = False
 
     event.listen(Engine, "commit", lose)
+    end = watch(note)
     try:
         yield
     finally:
+        end()
         event.remove(Engine, "commit", lose)

@@ -32,11 +32,18 @@ from cairn.savepoints.write_manifest import pin
 from cairn.storage import open_store
 from metastore.enums import PinKind
 from tests.runtime.one_task import die
+from tests.runtime.sent import watch
 from tests.runtime.tasks import QUERY, Task, plan_of, remember, run_together
 
 EXECUTOR = "executor"
 
 _TABLE = re.compile(r"(?:INSERT INTO|UPDATE) cairn\.(\w+)")
+_BY_CALL = {
+    "cairn.intend_files(": ["physical_files"],
+    "cairn.begin_batch(": ["checkpoints"],
+    "cairn.acknowledge(": ["physical_files", "group_commits"],
+}
+"""The tables that a function of the batch path writes."""
 _CHANGES = {"os.link": 1, "os.rename": 1, "os.mkdir": 0, "os.remove": 0}
 """Audit events that change a directory, with the place of the path that they make or remove."""
 _WRITING = os.O_WRONLY | os.O_RDWR
@@ -67,12 +74,18 @@ def watch_transactions(steps: Steps) -> None:
     written: dict[int, list[str]] = {}
     committed: dict[int, str] = {}
 
-    def note(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        tables = written.setdefault(id(connection.connection.dbapi_connection), [])
-        tables += [table for table in _TABLE.findall(statement) if table not in tables]
+    def note(session: object, statement: str, is_transaction: bool) -> None:
+        tables = written.setdefault(id(session), [])
+        names = [name for call, names in _BY_CALL.items() if call in statement for name in names]
+        names += _TABLE.findall(statement)
+        tables += [table for table in names if table not in tables]
+        if is_transaction:
+            before_commit(id(session))
 
     def before(connection: Connection) -> None:
-        session = id(connection.connection.dbapi_connection)
+        before_commit(id(connection.connection.dbapi_connection))
+
+    def before_commit(session: int) -> None:
         if tables := written.pop(session, []):
             committed[session] = f"COMMIT of {', '.join(tables)}"
             steps.before(f"before {committed[session]}")
@@ -82,7 +95,7 @@ def watch_transactions(steps: Steps) -> None:
         if id(session) in committed:
             steps.before(f"after {committed.pop(id(session))}")
 
-    event.listen(Engine, "before_cursor_execute", note)
+    watch(note)
     event.listen(Engine, "commit", before)
     event.listen(Pool, "checkin", after)
 
@@ -159,8 +172,7 @@ def commit_a_batch(facts: dict[str, Any], batch_id: int, task_attempt: int) -> N
 def materialize(facts: dict[str, Any]) -> None:
     """Does what the executor's materializing process does with the orders that are placed."""
     manager = TaskManager(plan_of(facts), EXECUTOR)
-    for order in placed(manager):
-        take(manager, order, lambda _is_patient: nullcontext(iter))
+    take(manager, placed(manager), lambda _is_patient: nullcontext(iter))
 
 
 def savepoint(metastore_url: str, job: str) -> None:

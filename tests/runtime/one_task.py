@@ -26,10 +26,11 @@ from sqlalchemy import Engine, Pool, event
 
 from cairn.errors import CairnError
 from cairn.storage import ObjectStore, open_store
+from tests.runtime.sent import watch
 from tests.runtime.tasks import Task, plan_of, remember
 
-MARKS = {"COMMIT": "INSERT INTO cairn.group_commits", "intent": "INSERT INTO cairn.physical_files"}
-"""A statement that only the transaction has."""
+MARKS = {"COMMIT": "cairn.acknowledge(", "intent": "cairn.intend_files("}
+"""What only the transaction's statement has."""
 
 
 def die() -> None:
@@ -70,14 +71,16 @@ def die_at_transaction(when: str, mark: str) -> None:
     """Arranges for death right before or after the commit of a transaction."""
     seen: list[str] = []
 
-    def look(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        seen.append(statement)
+    def look(_session: Any, statement: str, is_transaction: bool) -> None:
+        seen.append(statement.strip())
+        if is_transaction and when == "before":
+            end()
 
     def end(*_: Any) -> None:
-        if any(statement.startswith(mark) for statement in seen):
+        if any(mark in statement for statement in seen):
             die()
 
-    event.listen(Engine, "before_cursor_execute", look)
+    watch(look)
     if when == "before":
         event.listen(Engine, "commit", end)
     else:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cairn.maintenance.cleanup import cleanup_job
 from tests.runtime.file_rows import rows
 from tests.runtime.task.list_stream import BOTH, commit_with_lists, noted, stored_lists
@@ -38,6 +40,7 @@ class ListQuery(Query):
             assert stored_lists(self.plan, checkpoint_id) == expected, step
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_when_leaves_each_checkpoint_with_its_lists(
     metastore_url: str, tmp_storage: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
@@ -249,9 +250,7 @@ class Protocol(Checked):
             Catalog(self.url),
             found,
             open_store(self.storage),
-            job=self.job,
-            job_id=self.plan.job_id,
-            epoch=self.plan.epoch,
+            run=self.plan.ref,
         )
 
     @rule(host=st.sampled_from(["a", "b"]))
@@ -294,6 +293,7 @@ class Protocol(Checked):
         shutil.rmtree(self.root)
 
 
+@pytest.mark.slow
 def test_every_checkpoint_holds_its_batch_whatever_fails_and_whoever_comes_back(
     shared_metastore_url: str,
 ) -> None:

@@ -60,15 +60,7 @@ def build(query: Query, url: str, parallelism: int = 3, **changes: Any) -> bool:
 
 
 def copy(query: Query, origin: Origin, store: ObjectStore | None = None) -> None:
-    plan = query.plan
-    restore(
-        query.catalog,
-        origin,
-        store or query.store,
-        job=query.job,
-        job_id=plan.job_id,
-        epoch=plan.epoch,
-    )
+    restore(query.catalog, origin, store or query.store, run=query.plan.ref)
 
 
 def url_of(source: Query) -> str:
@@ -336,7 +328,7 @@ def test_times_and_variables_continue_from_the_manifest(
     assert start.processing_ms >= origin.manifest.processing_ms
 
 
-def test_a_job_with_variables_of_its_own_under_these_ids_is_refused(
+def test_a_job_takes_variables_of_one_manifest_alone_whatever_was_built_before(
     metastore_url: str, tmp_storage: str, tmp_path: Path
 ) -> None:
     source = StatefulJob(metastore_url, tmp_storage).register()
@@ -354,8 +346,16 @@ def test_a_job_with_variables_of_its_own_under_these_ids_is_refused(
         key_schema=KEY,
         states=STATES,
     )
-    with pytest.raises(RefusedError, match="variables of its own, such as 'seen'"):
-        again.do(lambda c: register_run(c, registration))
+    again.do(lambda c: register_run(c, registration))
+    with pytest.raises(RefusedError, match="another run changed count, seen, by_word after"):
+        again.do(lambda c: begin_batch(c, again.plan.batch(QUERY, 0)))
+    first, *others = origin.manifest.variables
+    variables = (replace(first, name="other"), *others)
+    other = replace(
+        registration, run_id=uuid4(), origin=replace(origin.manifest, variables=variables)
+    )
+    with pytest.raises(RefusedError, match="variables of its own, such as 'count'"):
+        again.do(lambda c: register_run(c, other))
 
 
 def replace_query(query: Query, **changes: Any) -> Query:

@@ -13,6 +13,11 @@ from sqlalchemy import Connection, text
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
+from cairn.catalog.savepoints.manifest_rows import (
+    IntendedManifest,
+    describe_checkpoint,
+    intend_manifest,
+)
 from cairn.catalog.savepoints.pins import Pinned
 from cairn.layout import manifest_file
 from cairn.runtime.executor.run_context import RunContext
@@ -162,3 +167,8 @@ class Query:
             return [tuple(row) for row in result] if result.returns_rows else []
 
         return self.do(work)
+
+
+def intend(connection: Connection, job_id: str, checkpoint_id: int) -> IntendedManifest:
+    """Records the intent of a checkpoint's manifest, as it is now."""
+    return intend_manifest(connection, describe_checkpoint(connection, job_id, checkpoint_id))

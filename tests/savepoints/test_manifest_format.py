@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
+from cairn.layout import is_job_name
 from cairn.manifest import (
     Manifest,
     ManifestFile,
@@ -20,19 +22,20 @@ from cairn.manifest import (
     decode,
     encode,
 )
-from metastore.enums import Scope, SegmentKind
+from metastore.enums import Scope, SegmentKind, StateKind
 
 KEY: dict[str, Any] = {"type": "struct", "fields": [{"name": "word", "type": "string"}]}
-FILE = ManifestFile("f-1", "job-1/shared/subtask-0-2/f-1.seg", Scope.SHARED)
+FILE_ID = "f0000000-0000-4000-8000-000000000001"
+FILE = ManifestFile(FILE_ID, f"job-1/shared/subtask-0-2/{FILE_ID}.seg", Scope.SHARED)
 SEGMENT = ManifestSegment(
-    segment_id="s-1",
-    file_id="f-1",
+    segment_id="50000000-0000-4000-8000-000000000001",
+    file_id=FILE_ID,
     kind=SegmentKind.KEYED_FULL,
     subtask=1,
     key_groups=KeyGroupRange(4, 8),
     offset=10,
     size_bytes=20,
-    sha256="ab",
+    sha256="ab" * 32,
     entries=3,
     first_checkpoint=7,
     as_of_checkpoint=5,
@@ -49,7 +52,7 @@ MANIFEST = Manifest(
     query_id="q",
     batch_id=4,
     epoch=2,
-    run_id="r",
+    run_id="70000000-0000-4000-8000-000000000001",
     parallelism=2,
     processing_ms=1,
     watermark_ms=2,
@@ -58,7 +61,7 @@ MANIFEST = Manifest(
         ManifestVariable(
             state_id=1,
             name="n",
-            kind="value",
+            kind=StateKind.VALUE,
             value_layout=KEY,
             user_key_schema=None,
             has_ttl=True,
@@ -69,11 +72,12 @@ MANIFEST = Manifest(
     segments=(SEGMENT,),
 )
 
-names = st.text(max_size=8)
+# PostgreSQL has no NUL in text, so no checkpoint has one in a name.
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 manifests = st.builds(
     replace,
     st.just(MANIFEST),
-    job=names,
+    job=names.filter(is_job_name),
     time_mode=st.none() | names,
     batch_id=st.integers(-1, 2**62),
     epoch=st.integers(1, 2**62),
@@ -83,13 +87,14 @@ manifests = st.builds(
             ManifestVariable,
             state_id=st.integers(1, 32767),
             name=names,
-            kind=st.sampled_from(["value", "list", "map"]),
+            kind=st.sampled_from(StateKind),
             value_layout=st.dictionaries(names, names | st.integers(0, 9)),
             user_key_schema=st.none() | st.dictionaries(names, names),
             has_ttl=st.booleans(),
             is_dropped=st.booleans(),
         ),
         max_size=3,
+        unique_by=lambda variable: variable.state_id,
     ).map(tuple),
 )
 
@@ -109,12 +114,12 @@ def test_its_handles_are_those_of_the_segments() -> None:
         (
             1,
             SegmentHandle(
-                segment_id="s-1",
+                segment_id="50000000-0000-4000-8000-000000000001",
                 kind=SegmentKind.KEYED_FULL,
                 path=FILE.path,
                 offset=10,
                 size_bytes=20,
-                sha256="ab",
+                sha256="ab" * 32,
                 key_groups=KeyGroupRange(4, 8),
                 entries=3,
                 first_checkpoint=7,
@@ -159,8 +164,54 @@ def test_a_newer_form_is_refused_with_what_to_use() -> None:
     ids=["no file", "another job's file", "a way out", "later", "a manifest", "key groups"],
 )
 def test_segments_that_do_not_fit_their_checkpoint_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(CorruptSegmentError, match="s-1 of the manifest is no part"):
+    with pytest.raises(CorruptSegmentError, match=f"{SEGMENT.segment_id} of the manifest is no"):
         decode(encode(replace(MANIFEST, **change)), file="m")
+
+
+VARIABLE = MANIFEST.variables[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint_id": 10**30},
+        {"checkpoint_id": -1},
+        {"epoch": 2**63},
+        {"run_id": "zzz"},
+        {"parallelism": 0},
+        {"parallelism": 9},
+        {"max_parallelism": 10**11},
+        {"job": "a\0b"},
+        {"job": "a" * 10_000},
+        {"job": " "},
+        {"segments": (SEGMENT, SEGMENT)},
+        {"files": (FILE, replace(FILE, path="job-1/shared/none.seg"))},
+        {"variables": (VARIABLE, VARIABLE)},
+        {"variables": (replace(VARIABLE, state_id=40_000),)},
+        {"time_mode": 7},
+        {"segments": (replace(SEGMENT, segment_id="zzz"),)},
+        {"segments": (replace(SEGMENT, size_bytes=0),)},
+        {"segments": (replace(SEGMENT, offset=-5),)},
+        {"segments": (replace(SEGMENT, entries=-1),)},
+        {"segments": (replace(SEGMENT, subtask=-1),)},
+        {"segments": (replace(SEGMENT, sequence_number=10**6),)},
+        {"segments": (replace(SEGMENT, sha256="ab"),)},
+        {"segments": (replace(SEGMENT, as_of_checkpoint=8),)},
+    ],
+    ids=repr,
+)
+def test_values_that_no_metastore_takes_are_refused_whatever_the_checksum(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises(CorruptSegmentError):
+        decode(encode(replace(MANIFEST, **change)), file="m")
+
+
+def test_a_manifest_that_is_nested_too_deep_is_corrupt() -> None:
+    body = b'{"key_schema":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001
+    head = f"cairn-manifest 1 {hashlib.sha256(body).hexdigest()}\n".encode()
+    with pytest.raises(CorruptSegmentError, match="the manifest cannot be read"):
+        decode(head + body, file="m")
 
 
 def test_a_manifest_that_differs_in_its_variables_alone_is_of_the_same_checkpoint() -> None:

@@ -88,9 +88,7 @@ def test_a_job_that_is_restored_from_a_savepoint_starts_with_its_lists(
         target.catalog,
         origin,
         target.store,
-        job=target.job,
-        job_id=target.plan.job_id,
-        epoch=target.plan.epoch,
+        run=target.plan.ref,
     )
     shutil.rmtree(source.root)
     assert stored_lists(target.plan, 2) == saved

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
@@ -15,10 +17,12 @@ from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import migrate
 from cairn.catalog.savepoints.rebuilt_job import FoundManifest
 from cairn.errors import FencedError, RefusedError, StorageError
+from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.manifest import Manifest
+from cairn.manifest import Manifest, ManifestFile, encode
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.savepoints.rebuild import RebuildReport, plan_job, rebuild
+from metastore.enums import Scope
 from tests.runtime.tasks import QUERY, remembered
 from tests.savepoints.jobs import EXECUTOR, Query
 from tests.savepoints.test_manifest_format import MANIFEST, SEGMENT
@@ -191,7 +195,7 @@ def test_a_metastore_that_has_the_job_is_refused_and_kept(lost: Query, other_url
         rebuild(Catalog(other_url), lost.storage)
 
 
-def test_all_jobs_of_a_storage_come_back_or_none(lost: Query, other_url: str) -> None:
+def test_all_jobs_of_a_storage_come_back(lost: Query, other_url: str) -> None:
     other = Query(lost.url, lost.storage, lost.local_dir, job="other", interval=1).start()
     for batch_id in range(2):
         other.batch(batch_id)
@@ -201,12 +205,56 @@ def test_all_jobs_of_a_storage_come_back_or_none(lost: Query, other_url: str) ->
     assert jobs == 2
 
 
-def test_two_roots_of_one_name_are_refused(lost: Query, other_url: str, tmp_path: Path) -> None:
+def test_two_roots_of_one_name_are_not_used(lost: Query, other_url: str) -> None:
     other = unstarted(lost, other_url).start()
     for batch_id in range(2):
         other.batch(batch_id)
-    with pytest.raises(RefusedError, match=r"both of a job of this name.* \[job words\]"):
+    with Catalog(other_url).begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA cairn CASCADE")
+    migrate(Catalog(other_url))
+    with pytest.raises(RefusedError, match=r"words-\w+ and words-\w+ are of one job, 'words', and"):
         rebuild(Catalog(other_url), lost.storage)
+
+
+def forge(lost: Query, job_id: str, checkpoint_id: int = 6, **changes: Any) -> None:
+    """Adds another job, with a copy of a manifest and its files, and a right checksum."""
+    without = shutil.ignore_patterns("chk-*")
+    shutil.copytree(lost.root, lost.root.parent / job_id, ignore=without, dirs_exist_ok=True)
+    of = lost.origin(6).manifest
+    files = [replace(f, path=f.path.replace(of.job_id, job_id)) for f in of.files]
+    changes = {"files": tuple(files), **changes}
+    manifest = replace(of, job_id=job_id, checkpoint_id=checkpoint_id, **changes)
+    lost.store.put(manifest_file(job_id, checkpoint_id), [encode(manifest)])
+
+
+def test_what_is_wrong_with_one_job_is_in_no_others_way(lost: Query, other_url: str) -> None:
+    forge(lost, "zz-1", job="its run is of the other job")
+    forge(lost, "zz-2", job="its segments too", run_id=str(uuid4()))
+    forge(lost, "zz-3", job="too late", checkpoint_id=10**30)
+    forge(lost, "zz-4", job="\0")
+    forge(lost, "zz-6", query_id="\0")
+    forge(lost, "zz-7", query_id="q" * 20_000)
+    more = ManifestFile(str(uuid4()), "zz-9/shared/none.seg", Scope.SHARED)
+    forge(lost, "zz-9", files=(more,))
+    alone: dict[str, Any] = {"files": (), "segments": (), "run_id": str(uuid4())}
+    for n in (5, 6):
+        forge(lost, "zz-5", n, job="one run, two epochs", epoch=n, batch_id=n - 1, **alone)
+    high = "9" * 20
+    for path in (f"chk-{high}/_metadata", f"taskmanager-owned/{high}-x/y"):
+        lost.store.put(f"{lost.plan.job_id}/{path}", [b"x"])
+    report = rebuild(Catalog(other_url), lost.storage)
+    assert [job.job for job in report.jobs] == ["words"], report.problems
+    assert moved(lost, other_url).state(6) == remembered(6)
+    told = "\n".join(report.problems)
+    for job_id in ("zz-1", "zz-2"):
+        assert (
+            f"{job_id}: its manifests name runs, files or segments of {lost.plan.job_id}/" in told
+        )
+    assert "zz-5: the metastore does not take its manifests: duplicate key" in told
+    assert "zz-3: no manifest" in told
+    for job_id in ("zz-4", "zz-6", "zz-7"):
+        assert f"{job_id}/chk-6/_metadata: the manifest cannot be read: Expected `str`" in told
+    assert "zz-9/chk-6/_metadata: the manifest names a file that none of its segments" in told
 
 
 def test_a_storage_that_is_not_there_is_not_an_empty_one(lost: Query, other_url: str) -> None:
@@ -258,7 +306,7 @@ def test_each_segment_is_part_of_the_checkpoints_whose_manifests_name_it(
 
     def manifest(checkpoint_id: int) -> Manifest:
         held = [
-            replace(SEGMENT, segment_id=f"s-{n}", first_checkpoint=interval[0])
+            replace(SEGMENT, segment_id=str(UUID(int=n)), first_checkpoint=interval[0])
             for n, interval in enumerate(segments)
             if holds(interval, checkpoint_id)
         ]
@@ -269,7 +317,7 @@ def test_each_segment_is_part_of_the_checkpoints_whose_manifests_name_it(
     handles = {handle.segment_id: handle for _, _, handle in job.segments()}
     for checkpoint_id in checkpoints:
         for n, interval in enumerate(segments):
-            handle = handles.get(f"s-{n}")
+            handle = handles.get(str(UUID(int=n)))
             is_part = handle is not None and holds(
                 (handle.first_checkpoint, handle.released_checkpoint), checkpoint_id
             )

@@ -7,26 +7,34 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.savepoints.manifest_rows import intend_manifest, seal_manifest
-from cairn.catalog.savepoints.pins import open_pins, remove_pins
+from cairn.catalog.job.fencing import lock_job
+from cairn.catalog.savepoints.manifest_rows import (
+    describe_checkpoint,
+    intend_manifest,
+    seal_manifest,
+)
+from cairn.catalog.savepoints.pins import open_pins, pin_checkpoint, remove_pins
 from cairn.errors import CorruptSegmentError, FencedError, RefusedError, StorageError
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest, encode
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
+from cairn.savepoints import write_manifest as writing
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.savepoints.write_manifest import write_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.storage import store as stores
 from cairn.storage.posix import PosixStore
+from metastore.enums import PinKind
 from tests.cli.stateful_job import COUNT, STATES, StatefulJob, put_count
 from tests.runtime.tasks import EVERYTHING, QUERY, remembered
-from tests.savepoints.jobs import EXECUTOR, Query
+from tests.savepoints.jobs import EXECUTOR, Query, intend
 
 
 def from_manifest(query: Query, checkpoint_id: int) -> Any:
@@ -40,7 +48,7 @@ def described(query: Query, checkpoint_id: int) -> bytes:
     """Returns the manifest as it would be written now."""
 
     def work(connection: Any) -> Manifest:
-        return intend_manifest(connection, query.plan.job_id, checkpoint_id).manifest
+        return describe_checkpoint(connection, query.plan.job_id, checkpoint_id)
 
     return encode(query.do(work))
 
@@ -59,10 +67,16 @@ def statuses(query: Query) -> list[tuple[str, int]]:
     return [(str(status), int(segments)) for status, segments in rows]
 
 
-def write(query: Query, checkpoint_id: int) -> None:
-    write_manifest(
-        query.catalog, query.store, query.plan.job_id, checkpoint_id, epoch=query.plan.epoch
+def pins(query: Query) -> list[tuple[Any, ...]]:
+    """Returns checkpoint and manifest of each open pin."""
+    return query.sql(
+        "SELECT checkpoint_id, manifest FROM cairn.v_pins"
+        " WHERE job_id = :job AND removed_at IS NULL ORDER BY 1"
     )
+
+
+def write(query: Query, checkpoint_id: int) -> None:
+    write_manifest(query.catalog, query.store, checkpoint_id, run=query.plan.ref)
 
 
 def test_a_savepoints_manifest_holds_the_state_without_the_metastore(query: Query) -> None:
@@ -132,7 +146,7 @@ def test_a_writer_that_was_killed_is_finished_by_the_next(
     caplog.set_level("INFO", logger="cairn.savepoints")
     for batch_id in range(2):
         query.batch(batch_id)
-    intended = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
+    intended = query.do(lambda c: intend(c, query.plan.job_id, 1))
     if killed_after != "intent":
         query.store.put(intended.path, [encode(intended.manifest)])
     if killed_after == "seal":
@@ -156,23 +170,23 @@ def test_an_object_written_before_a_schema_grew_is_taken_as_the_manifest(
     job = StatefulJob(metastore_url, tmp_storage).register()
     for n in range(2):
         job.batch(put_count(1, "eu", n))
-    intended = job._run(lambda c: intend_manifest(c, job.job_id, 1))
+    intended, run = job._run(lambda c: intend(c, job.job_id, 1)), job.run_ref
     earlier = encode(intended.manifest)
     job_store = PosixStore(Path(tmp_storage.removeprefix("file://")))
     job_store.put(intended.path, [earlier])
     wider = {**COUNT, "fields": [*COUNT["fields"], {**COUNT["fields"][0], "name": "m"}]}
     job.register([replace(STATES[0], value_schema=wider), *STATES[1:]])
-    write_manifest(Catalog(metastore_url), job_store, job.job_id, 1, epoch=1)
+    write_manifest(Catalog(metastore_url), job_store, 1, run=run)
     found = read_manifest(f"{tmp_storage}/{intended.path}").manifest
     assert found == intended.manifest
-    segment = job._run(lambda c: intend_manifest(c, job.job_id, 1))
+    segment = job._run(lambda c: intend(c, job.job_id, 1))
     assert segment.is_written
 
 
 def test_another_object_in_the_manifests_place_is_refused_and_kept(query: Query) -> None:
     for batch_id in range(3):
         query.batch(batch_id)
-    other = query.do(lambda c: intend_manifest(c, query.plan.job_id, 2)).manifest
+    other = query.do(lambda c: intend(c, query.plan.job_id, 2)).manifest
     query.store.put(manifest_file(query.plan.job_id, 1), [encode(other)])
     with pytest.raises(RefusedError, match=r"of another checkpoint: two metastores.*checkpoint 1"):
         write(query, 1)
@@ -183,7 +197,7 @@ def test_another_object_in_the_manifests_place_is_refused_and_kept(query: Query)
 def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
     for batch_id in range(2):
         query.batch(batch_id)
-    intended = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
+    intended = query.do(lambda c: intend(c, query.plan.job_id, 1))
     query.start()
     query.batch(2)
     query.age_intents()
@@ -192,22 +206,89 @@ def test_a_write_that_a_newer_run_has_given_up_is_refused(query: Query) -> None:
         query.do(lambda c: seal_manifest(c, intended, b"x"))
     with pytest.raises(RefusedError, match="its path is never used again"):
         query.savepoint(1)
-    assert query.sql("SELECT FROM cairn.pins") == [], "the pin goes with the refusal"
+    assert pins(query) == [], "the pin goes with the refusal"
+    query.do(
+        lambda c: pin_checkpoint(c, query.job, 1, pin_id=uuid4(), kind=PinKind.SAVEPOINT, name=None)
+    )
+    with pytest.raises(RefusedError, match="its path is never used again"):
+        query.savepoint(1)
+    assert pins(query) == [(1, None)], "one of before stays"
     assert query.savepoint().checkpoint_id == 2
 
 
 def test_a_write_that_is_taken_up_again_is_not_given_up_meanwhile(query: Query) -> None:
     for batch_id in range(2):
         query.batch(batch_id)
-    query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
+    query.do(lambda c: intend(c, query.plan.job_id, 1))
     query.age_intents()
-    again = query.do(lambda c: intend_manifest(c, query.plan.job_id, 1))
+    again = query.do(lambda c: intend(c, query.plan.job_id, 1))
     query.start()
     query.batch(2)
     cleanup_job(query.catalog, query.job)
     query.store.put(again.path, [encode(again.manifest)])
     query.do(lambda c: seal_manifest(c, again, encode(again.manifest)))
     assert statuses(query) == [("SEALED", 1)]
+
+
+def test_a_manifest_is_read_while_somebody_else_has_the_jobs_lock(query: Query) -> None:
+    """To read the segments of a large checkpoint takes seconds."""
+    for batch_id in range(2):
+        query.batch(batch_id)
+    with query.catalog.begin() as connection:
+        lock_job(connection, query.plan.job_id, exclusive=True)
+        assert described(query, 1)
+
+
+def test_the_newest_checkpoint_is_kept_from_the_moment_that_a_savepoint_chooses_it(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch_id in range(4):
+        query.batch(batch_id)
+
+    def read_late(*asked: Any) -> Manifest:
+        for batch_id in (4, 5):
+            query.batch(batch_id)
+        cleanup_job(query.catalog, query.job)
+        return describe_checkpoint(*asked)
+
+    monkeypatch.setattr(writing, "describe_checkpoint", read_late)
+    assert query.savepoint().checkpoint_id == 3
+    assert from_manifest(query, 3) == remembered(3)
+    left = query.sql("SELECT checkpoint_id FROM cairn.checkpoints WHERE status = 'CONFIRMED'")
+    assert sorted(left) == [(3,), (4,), (5,)], "the cleanup passed, and would have subsumed it"
+
+
+def test_a_savepoint_that_was_killed_after_its_pin_is_finished_by_its_id(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch_id in range(2):
+        query.batch(batch_id)
+
+    def killed(*_: object) -> Manifest:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "describe_checkpoint", killed)
+        for _ in range(2):
+            with pytest.raises(InterruptedError):
+                query.savepoint(name="audit")
+    assert pins(query) == [(1, None)]
+    for batch_id in (2, 3):
+        query.batch(batch_id)
+    cleanup_job(query.catalog, query.job)
+    assert not query.savepoint(1, name="audit").is_new
+    assert pins(query) == [(1, query.manifest_url(1))]
+    assert from_manifest(query, 1) == remembered(1)
+
+
+def test_a_checkpoint_that_was_subsumed_after_it_was_read_gets_no_manifest(query: Query) -> None:
+    for batch_id in range(2):
+        query.batch(batch_id)
+    manifest = query.do(lambda c: describe_checkpoint(c, query.plan.job_id, 1))
+    query.sql("UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE checkpoint_id = 1")
+    with pytest.raises(RefusedError, match=r"only a CONFIRMED checkpoint.*is SUBSUMED"):
+        query.do(lambda c: intend_manifest(c, manifest))
+    assert statuses(query) == []
 
 
 def test_a_writer_that_was_held_up_since_its_intent_sends_nothing(
@@ -231,7 +312,7 @@ def test_a_run_that_was_replaced_writes_no_manifest(query: Query) -> None:
     query.start()
     query.batch(2)
     with pytest.raises(FencedError, match="run 1 was replaced by run 2"):
-        write_manifest(query.catalog, query.store, older.job_id, 1, epoch=older.epoch)
+        write_manifest(query.catalog, query.store, 1, run=older.ref)
     assert manifests(query) == []
 
 

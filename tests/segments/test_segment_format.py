@@ -10,13 +10,14 @@ from cairn.errors import CorruptSegmentError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments import format as segment_format
-from cairn.segments.format import FORMAT_VERSION, ROWS_PER_BATCH, decode, encode
+from cairn.segments.format import FORMAT_VERSION, ROWS_PER_BATCH, SMALL_BYTES, decode, encode
 from cairn.segments.reader import read_segment
 from cairn.state.entries import entry_prefix
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
 from cairn.storage.posix import PosixStore
 from metastore.enums import SegmentKind
 
+_LZ4_MAGIC, _ZSTD_MAGIC = bytes.fromhex("04224d18"), bytes.fromhex("28b52ffd")
 METADATA = {"job": "clicks", "checkpoint": "7", "subtask": "0", "kind": "changelog"}
 CHANGES = Changes(
     [PUT, DELETE, DELETE_PREFIX, PUT],
@@ -62,6 +63,15 @@ def test_record_batches_are_bounded() -> None:
     parts = list(decode(encoded(Changes([PUT] * rows, keys, [b"v"] * rows))))
     assert [len(part) for part in parts] == [ROWS_PER_BATCH, 1]
     assert parts[0].keys + parts[1].keys == keys
+
+
+@pytest.mark.parametrize("extra_bytes", [0, 1])
+def test_only_a_large_segment_pays_for_zstd_and_both_are_read_back(extra_bytes: int) -> None:
+    key = entry_prefix(1, 2, b"a")
+    changes = Changes([PUT], [key], [b"v" * (SMALL_BYTES - len(key) + extra_bytes)])
+    data = encoded(changes)
+    assert (_LZ4_MAGIC in data, _ZSTD_MAGIC in data) == (not extra_bytes, bool(extra_bytes))
+    assert list(decode(data)) == [changes]
 
 
 @pytest.mark.slow

@@ -29,9 +29,7 @@ def test_a_job_is_restored_and_a_metastore_rebuilt_from_s3(
         again.catalog,
         origin,
         again.store,
-        job=again.job,
-        job_id=again.plan.job_id,
-        epoch=again.plan.epoch,
+        run=again.plan.ref,
     )
     assert again.state(again.batch(0, write=remember(3))) == remembered(4)
 

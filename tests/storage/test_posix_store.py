@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -178,24 +177,6 @@ def test_an_append_for_which_there_is_no_room_is_an_error(tmp_path: Path) -> Non
         timeout=60,
     ).stdout
     assert f"cannot append: File too large [file {PATH}, offset 1] True" in said
-
-
-def test_a_put_finds_its_directory_again_that_a_cleanup_removes_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, cleaner = open_store(str(tmp_path)), open_store(str(tmp_path))
-    mkdir = Path.mkdir
-    removed: list[bool] = []
-
-    def mkdir_and_lose(self: Path, *args: Any, **options: Any) -> None:
-        mkdir(self, *args, **options)
-        if not removed and self == (tmp_path / PATH).parent:
-            removed.append(cleaner.remove_directory(os.path.dirname(PATH)))
-
-    monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
-    store.put(PATH, [b"x"])
-    assert removed == [True]
-    assert store.get(PATH) == b"x"
 
 
 def test_removing_a_directory_takes_unfinished_writes_with_it_and_is_fsynced(

@@ -27,21 +27,13 @@ class Expiring(Remember):
         handle.getValueState("expiring", "n long", ttlDurationMs=1000)
 
 
-class Lasting(Remember):
-    """Has the variable of `Expiring` without TTL."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        super().init(handle)
-        handle.getValueState("expiring", "n long")
-
-
 def timed(spark: SparkSession, settings: Settings) -> DataFrame:
     """Returns a stream of rows with a time."""
     return spark.readStream.schema("key string, value long, at timestamp").json(settings.source)
 
 
 def test_what_this_version_does_not_support_is_refused(
-    spark: SparkSession, stream: MakeStream
+    spark: SparkSession, stream: MakeStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = stream(1)
     job, rows = settings.cairn_job(), timed(spark, settings)
@@ -55,6 +47,10 @@ def test_what_this_version_does_not_support_is_refused(
     refused("outputMode is 'Complete'; allowed: 'Append' or 'Update'", outputMode="Complete")
     refused("timeMode is 'Sometimes'; allowed: 'None', 'ProcessingTime'", timeMode="Sometimes")
     refused("expiring.*ttlDurationMs is 1000 in timeMode none", processor=Expiring())
+    refused("methods init, handleInputRows, close.*found <class", processor=Remember)
+    refused("methods init, handleInputRows, close.*found 7", processor=7)
+    refused("expiring.*ttlDurationMs", processor=Expiring(), timeMode="EventTime")
+    assert "no input has a watermark, so timers will never fire" in caplog.text
     refused("initialState is a DataFrame grouped by the key.*found Data", initialState=known)
     refused("initialState is a batch DataFrame", initialState=rows.groupBy("key"))
     refused("columns of other types.*n of .*for key of", initialState=job.groupBy(known, "n"))
@@ -69,14 +65,3 @@ def test_what_this_version_does_not_support_is_refused(
         "eventTimeColumnName is 'when', which has to be a timestamp of the output",
         eventTimeColumnName="when",
     )
-
-
-def test_a_time_mode_or_ttl_other_than_the_states_is_refused(
-    spark: SparkSession, stream: MakeStream
-) -> None:
-    grouped = stream(1).cairn_job().groupBy(timed(spark, stream(1)), "key")
-    grouped.transformWithState(Expiring(), OUTPUT, "Update", "ProcessingTime")
-    with pytest.raises(BadInputError, match=r"timeMode is 'none', but .* with 'processingtime'"):
-        grouped.transformWithState(Lasting(), OUTPUT, "Update", "None")
-    with pytest.raises(BadInputError, match="'expiring' has no ttlDurationMs, but"):
-        grouped.transformWithState(Lasting(), OUTPUT, "Update", "ProcessingTime")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import create_engine, func, make_url, select, text
 
+from cairn import cause_of
 from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.errors import BadInputError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
@@ -254,8 +257,11 @@ def test_a_value_of_the_wrong_type_is_refused_and_the_state_kept(
     settings = stream(2)
     run(spark, settings)
     write_source(Path(settings.source), 3)
-    with pytest.raises(Exception, match=r"BadInputError.*count.*n.*(?i:long).*many"):
+    with pytest.raises(StreamingQueryException) as ended:
         run(spark, settings, processor=WrongType())
+    cause = cause_of(ended.value)
+    assert isinstance(cause, BadInputError)
+    assert re.search(r"count.*n.*(?i:long).*many", cause.message)
     run(spark, settings)
     assert newest_state(settings.metastore) == expected_state(3)
 

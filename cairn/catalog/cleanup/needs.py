@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Boolean, ColumnElement, Uuid, any_, func, literal, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Uuid,
+    any_,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.orm import InstrumentedAttribute
 
 from metastore.models import Checkpoint, Pin, PlacedSegment
 
 
 def multirange(
-    ids: InstrumentedAttribute[int], *conditions: ColumnElement[bool]
+    ids: ColumnElement[int] | InstrumentedAttribute[int], *conditions: ColumnElement[bool]
 ) -> ColumnElement[Any]:
     """Returns the ids of the rows that fulfil the conditions as one multirange, read once."""
     one_id = func.int8range(ids, ids, "[]")
@@ -23,6 +33,11 @@ def multirange(
         .where(*conditions)
         .scalar_subquery()
     )
+
+
+def multirange_of(ids: Sequence[int]) -> ColumnElement[Any]:
+    """Returns ids as one multirange."""
+    return multirange(func.unnest(literal(list(ids), ARRAY(BigInteger))).column_valued("id"))
 
 
 def is_needed(checkpoints: ColumnElement[Any]) -> ColumnElement[bool]:

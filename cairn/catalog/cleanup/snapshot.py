@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -21,14 +21,14 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from cairn.catalog.cleanup.needs import any_uuid, is_needed, is_pinned, multirange
+from cairn.catalog.cleanup.needs import any_uuid, is_needed, is_pinned, multirange_of
 from cairn.catalog.job.segments import read_one_instant
 from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
-from metastore.models import SCHEMA, Checkpoint, PhysicalFile, Pin, PlacedSegment
+from metastore.models import SCHEMA, Checkpoint, PhysicalFile, PlacedSegment
 
-PLAN_ROWS = 5_000
-"""Most rows of one table in a snapshot, so memory and the applying transaction stay small."""
+PLAN_ROWS = 500
+"""Most rows of one table in a snapshot: who applies a plan keeps the job's batches waiting."""
 
 RETAINED = (CheckpointStatus.IN_PROGRESS, CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED)
 
@@ -80,7 +80,10 @@ class ReleasedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedCommit:
-    """A LIVE group commit whose changelog no checkpoint from `released_checkpoint` on needs."""
+    """A LIVE group commit whose changelog no checkpoint from `released_checkpoint` on needs.
+
+    That is the first one after it that stays, or an earlier one.
+    """
 
     commit_id: UUID
     file_id: UUID | None
@@ -113,7 +116,7 @@ class UnneededFile:
 class CleanupSnapshot:
     """One instant of a job. Holds every retained checkpoint that a segment in it could serve.
 
-    Segments that a pinned checkpoint needs are not in it.
+    Segments that a checkpoint needs which stays are not in it.
     """
 
     job: JobFacts
@@ -144,8 +147,11 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
         current_epoch=row.current_epoch,
     )
     checkpoints, horizon = _retained_checkpoints(connection, job)
-    segments = _released_segments(connection, job, horizon)
-    commits = _released_commits(connection, job, horizon)
+    subsumed = set(subsumed_of(checkpoints, job.num_retained))
+    # What these need would fill the limits below, and hide what can die.
+    staying = [one.checkpoint_id for one in checkpoints if one.checkpoint_id not in subsumed]
+    segments = _released_segments(connection, job, staying, horizon)
+    commits = _released_commits(connection, job, staying, horizon)
     unneeded = _unneeded_files(connection, job)
     # Only files that may become empty: a job has many more.
     holding = {segment.file_id for segment in segments}
@@ -190,10 +196,23 @@ def _retained_checkpoints(
     return tuple(by_id[checkpoint_id] for checkpoint_id in sorted(by_id)), horizon
 
 
+def subsumed_of(checkpoints: Iterable[RetainedCheckpoint], num_retained: int) -> list[int]:
+    """Returns which of a job's checkpoints are not retained any longer, oldest first.
+
+    The newest `num_retained` confirmed ones stay, all that are pinned, and all that are not
+    confirmed.
+    """
+    confirmed = sorted(
+        (one for one in checkpoints if one.status is CheckpointStatus.CONFIRMED),
+        key=lambda one: one.checkpoint_id,
+    )
+    # Pinned ones stay besides, and do not take the place of one that is retained.
+    return [old.checkpoint_id for old in confirmed[:-num_retained] if not old.is_pinned]
+
+
 def _released_segments(
-    connection: Connection, job: JobFacts, horizon: int | None
+    connection: Connection, job: JobFacts, staying: Sequence[int], horizon: int | None
 ) -> tuple[ReleasedSegment, ...]:
-    pinned = multirange(Pin.checkpoint_id, Pin.job_id == job.job_id, Pin.removed_at.is_(None))
     rows = connection.execute(
         select(
             PlacedSegment.segment_id,
@@ -205,8 +224,7 @@ def _released_segments(
             PlacedSegment.job_id == job.job_id,
             PlacedSegment.status == SegmentStatus.LIVE,
             PlacedSegment.released_checkpoint.is_not(None),
-            # Many segments that pins keep would fill the limit, and hide what can die.
-            ~is_needed(pinned),
+            ~is_needed(multirange_of(staying)),
             true() if horizon is None else PlacedSegment.released_checkpoint <= horizon,
         )
         # Oldest first: whatever the limit leaves out, the next plan begins with.
@@ -216,56 +234,72 @@ def _released_segments(
     return tuple(ReleasedSegment(**row) for row in rows.mappings())
 
 
+# A group commit is in a gap between two checkpoints that stay. If the later one does not need it,
+# newer ones do not: the bases of a checkpoint are those of all newer ones, too.
 _RELEASED_COMMITS = text("""
-    WITH covered AS MATERIALIZED (
-        SELECT cairn.covered_until(:job_id, NULL) AS until
-    ),
-    pinned AS MATERIALIZED (
-        SELECT p.checkpoint_id, cairn.covered_until(:job_id, p.checkpoint_id) AS until
-        FROM (
-            SELECT DISTINCT checkpoint_id FROM cairn.pins
-            WHERE job_id = :job_id AND removed_at IS NULL
-        ) AS p
-    ),
-    released AS MATERIALIZED (
-        SELECT c.*
-        FROM cairn.group_commits AS c CROSS JOIN covered
+    WITH gaps AS MATERIALIZED (
+        SELECT g.after, g.before, cairn.covered_until(:job_id, g.before) AS until
+        FROM unnest(CAST(:after AS bigint[]), CAST(:before AS bigint[])) AS g (after, before)
+        WHERE EXISTS (
+            SELECT FROM cairn.group_commits AS c
+            WHERE c.job_id = :job_id
+              AND c.status = 'LIVE'
+              AND c.checkpoint_id > g.after
+              AND c.checkpoint_id < coalesce(g.before, 9223372036854775807)
+        )
+    )
+    SELECT released.*
+    FROM gaps CROSS JOIN LATERAL (
+        SELECT
+            c.commit_id,
+            c.file_id,
+            c.checkpoint_id AS first_checkpoint,
+            coalesce(gaps.before, c.checkpoint_id + 1) AS released_checkpoint,
+            (
+                SELECT count(*) FROM unnest(c.segment_subtasks) AS s (subtask)
+                WHERE s.subtask <> ALL (c.replaced_subtasks)
+            ) AS live_segments
+        FROM cairn.group_commits AS c
         WHERE c.job_id = :job_id
           AND c.status = 'LIVE'
-          AND cairn.is_covered(c.key_groups, c.checkpoint_id, covered.until)
-          -- Many that pins keep would fill the limit, and hide what can die.
-          AND NOT EXISTS (
-            SELECT FROM pinned
-            WHERE pinned.checkpoint_id >= c.checkpoint_id
-              AND cairn.is_needed_by(
-                c.checkpoint_id, c.key_groups, pinned.checkpoint_id, pinned.until
-            )
-          )
-        -- Oldest first: whatever the limit leaves out, the next plan begins with.
-        ORDER BY c.checkpoint_id, c.commit_id
+          AND c.checkpoint_id > gaps.after
+          AND c.checkpoint_id < coalesce(gaps.before, 9223372036854775807)
+          AND cairn.is_covered(c.key_groups, c.checkpoint_id, gaps.until)
+        ORDER BY c.checkpoint_id
         LIMIT :most
-    )
-    SELECT
-        commit_id,
-        file_id,
-        checkpoint_id AS first_checkpoint,
-        cairn.released_at(job_id, key_groups, checkpoint_id) AS released_checkpoint,
-        (
-            SELECT count(*) FROM unnest(segment_subtasks) AS s (subtask)
-            WHERE s.subtask <> ALL (replaced_subtasks)
-        ) AS live_segments
-    FROM released
+    ) AS released
+    -- Oldest first: whatever the limit leaves out, the next plan begins with.
+    ORDER BY first_checkpoint, commit_id
+    LIMIT :most
 """)
 
 
 def _released_commits(
-    connection: Connection, job: JobFacts, horizon: int | None
+    connection: Connection, job: JobFacts, staying: Sequence[int], horizon: int | None
 ) -> tuple[ReleasedCommit, ...]:
-    rows = connection.execute(_RELEASED_COMMITS, {"job_id": job.job_id, "most": PLAN_ROWS})
-    released = [ReleasedCommit(**row) for row in rows.mappings()]
-    return tuple(
-        commit for commit in released if horizon is None or commit.released_checkpoint <= horizon
+    gaps = list(_gaps(staying, horizon))
+    rows = connection.execute(
+        _RELEASED_COMMITS,
+        {
+            "job_id": job.job_id,
+            "after": [after for after, _ in gaps],
+            "before": [before for _, before in gaps],
+            "most": PLAN_ROWS,
+        },
     )
+    return tuple(ReleasedCommit(**row) for row in rows.mappings())
+
+
+def _gaps(staying: Sequence[int], horizon: int | None) -> Iterator[tuple[int, int | None]]:
+    """Yields the checkpoints around each gap between those that stay; None: those to come."""
+    after = 0
+    for checkpoint_id in staying:
+        before = checkpoint_id if horizon is None else min(checkpoint_id, horizon)
+        if before > after + 1:
+            yield after, before
+        after = max(after, before)
+    if horizon is None:
+        yield after, None
 
 
 def _unneeded_files(connection: Connection, job: JobFacts) -> tuple[UnneededFile, ...]:

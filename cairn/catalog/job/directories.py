@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, null, or_, select,
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.handles import DirectoryHandle
-from metastore.enums import DirectoryStatus, FileStatus, Scope
+from metastore.enums import DirectoryStatus, FileStatus
 from metastore.models import Directory, PhysicalFile
 
 
@@ -60,33 +60,11 @@ def claim_directories(
     )
 
 
-def unclaim_directories(connection: Connection, job_id: str, epoch: int, parallelism: int) -> None:
-    """Gives up the directories that the run that begins now will not write to.
-
-    That is subtasks' directories of another parallelism, and task managers' of older runs.
-    """
-    connection.execute(
-        update(Directory)
-        .where(
-            Directory.job_id == job_id,
-            Directory.status == DirectoryStatus.CLAIMED,
-            or_(
-                and_(Directory.scope == Scope.SHARED, Directory.parallelism != parallelism),
-                and_(Directory.scope == Scope.TASK_MANAGER, Directory.epoch < epoch),
-            ),
-        )
-        .values(status=DirectoryStatus.UNCLAIMED, unclaimed_at=func.now())
-    )
-
-
 def given_up_directories(connection: Connection, job_id: str, *, limit: int) -> list[str]:
     """Returns the paths of up to `limit` UNCLAIMED directories without an undeleted file."""
     return list(
         connection.scalars(
-            select(Directory.path)
-            .where(Directory.job_id == job_id, _is_given_up())
-            .order_by(Directory.path)
-            .limit(limit)
+            select(Directory.path).where(_is_given_up(job_id)).order_by(Directory.path).limit(limit)
         )
     )
 
@@ -95,16 +73,18 @@ def record_removed(connection: Connection, job_id: str, paths: Sequence[str]) ->
     """Makes removed directories DELETED, but for those that a run has claimed again."""
     connection.execute(
         update(Directory)
-        .where(Directory.job_id == job_id, Directory.path.in_(paths), _is_given_up())
+        .where(_is_given_up(job_id), Directory.path.in_(paths))
         .values(status=DirectoryStatus.DELETED, deleted_at=func.now())
     )
 
 
-def _is_given_up() -> ColumnElement[bool]:
-    inside = select(PhysicalFile.file_id).where(
-        PhysicalFile.job_id == Directory.job_id,
-        PhysicalFile.status != FileStatus.DELETED,
-        # Not LIKE, for which % and _ in a job's id or path would be wildcards.
-        func.starts_with(PhysicalFile.path, Directory.path + "/"),
+def _is_given_up(job_id: str) -> ColumnElement[bool]:
+    # NOT IN: the files of the job are read once, however many directories there are.
+    with_files = select(func.cairn.directory_of(PhysicalFile.path)).where(
+        PhysicalFile.job_id == job_id, PhysicalFile.status != FileStatus.DELETED
     )
-    return and_(Directory.status == DirectoryStatus.UNCLAIMED, ~inside.exists())
+    return and_(
+        Directory.job_id == job_id,
+        Directory.status == DirectoryStatus.UNCLAIMED,
+        Directory.path.not_in(with_files),
+    )

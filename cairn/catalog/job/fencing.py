@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from cairn.errors import FencedError
+from cairn.batch_ref import RunRef
 
-_log = logging.getLogger(__name__)
-
-
-# Two statements in one round trip: the second takes its snapshot when the lock is held.
-_LOCK = """
-    SELECT {function}(hashtextextended(:job_id, 0));
-    SELECT current_epoch, query_id, next_checkpoint_id, max_parallelism, num_retained, name, job_id
-    FROM cairn.jobs WHERE job_id = :job_id
-"""
-_EXCLUSIVE = text(_LOCK.format(function="pg_advisory_xact_lock"))
-_SHARED = text(_LOCK.format(function="pg_advisory_xact_lock_shared"))
+_FACTS = "current_epoch, query_id, next_checkpoint_id, max_parallelism, num_retained, name, job_id"
+_LOCK = text(f"SELECT {_FACTS} FROM cairn.lock_job(:job_id, :exclusive)")  # noqa: S608 - fixed
+_REQUIRE = text(
+    f"SELECT {_FACTS} FROM cairn.require_epoch("  # noqa: S608 - fixed
+    ":job_id, :epoch, CAST(:run_id AS uuid), :exclusive, :may_begin)"
+)
 
 
 def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tuple[Any, ...]]:
@@ -28,31 +22,27 @@ def lock_job(connection: Connection, job_id: str, *, exclusive: bool) -> Row[*tu
     Beginning a batch takes the exclusive lock, so under either lock no newer run begins. Those who
     wait are served in order, so that executors that share the lock cannot starve maintenance.
     """
-    # No lock of the job's row: sharing that writes to it, and lets later sharers pass who waits.
-    return connection.execute(_EXCLUSIVE if exclusive else _SHARED, {"job_id": job_id}).one()
+    return connection.execute(_LOCK, {"job_id": job_id, "exclusive": exclusive}).one()
 
 
 def require_epoch(
-    connection: Connection,
-    job_id: str,
-    epoch: int,
-    *,
-    exclusive: bool = False,
-    may_begin: bool = False,
+    connection: Connection, run: RunRef, *, exclusive: bool = False, may_begin: bool = False
 ) -> Row[*tuple[Any, ...]]:
     """Locks the job like `lock_job` for a run that may write, and returns its facts.
 
     That is the newest run that has begun a batch; with `may_begin` a newer one, too, which has not
-    begun yet.
+    begun yet. The functions of the batch path ask the same in the database.
 
     Raises:
-        FencedError: a newer run has begun a batch; or this one has not, in this metastore.
+        FencedError: a newer run has begun a batch; or this one has not, in this metastore, which
+            may know another run under its epoch. It comes from the database, by way of
+            `Catalog.run`.
     """
-    job = lock_job(connection, job_id, exclusive=exclusive)
-    # A higher epoch than the current one is no proof of being newer: it may have been given by a
-    # metastore that was lost and is now a backup. Beginning a batch is what proves it.
-    if job.current_epoch != epoch and not (may_begin and job.current_epoch < epoch):
-        facts = {"job": job.name, "epoch": epoch, "current_epoch": job.current_epoch}
-        _log.info("run %d of job %s is fenced", epoch, job.name, extra=facts)
-        raise FencedError(f"run {epoch} was replaced by run {job.current_epoch}", job=job.name)
-    return job
+    values = {
+        "job_id": run.job_id,
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "exclusive": exclusive,
+        "may_begin": may_begin,
+    }
+    return connection.execute(_REQUIRE, values).one()

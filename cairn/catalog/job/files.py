@@ -6,20 +6,19 @@ arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from uuid import UUID
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection
 
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import BatchRef, RunRef
+from cairn.catalog.connections import array, call
 from cairn.catalog.job.directories import claim_directories
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.upload_stats import UploadStats
-from cairn.errors import FencedError
 from cairn.handles import DirectoryHandle
-from metastore.enums import FileStatus, Scope
-from metastore.models import PhysicalFile
+from metastore.enums import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +53,9 @@ class Uploaded:
     stats: UploadStats
 
 
-# As constant texts: to build these statements anew takes longer than to run them.
-_ADD = text("""INSERT INTO cairn.physical_files (
-        file_id, job_id, epoch, path, scope, batch_id, retry_of
-    ) VALUES (
-        CAST(:file_id AS uuid), :job_id, :epoch, :path, :scope, :batch_id, CAST(:retry_of AS uuid)
-    )
-    ON CONFLICT (file_id) DO NOTHING
-""")
-# A sealed file only grows: another writer's longer end must not be cut.
-_SEAL = text("""
-    UPDATE cairn.physical_files AS f
-    SET status = 'SEALED', size_bytes = written.size_bytes, sealed_at = coalesce(f.sealed_at, now())
-    FROM unnest(CAST(:file_ids AS uuid[]), CAST(:sizes AS bigint[]))
-        AS written (file_id, size_bytes)
-    WHERE f.file_id = written.file_id
-      AND (f.status = 'WRITING' OR (f.status = 'SEALED' AND f.size_bytes < written.size_bytes))
-""")
+_ADD = "SELECT cairn.add_files(%(job_id)s, %(epoch)s, %(files)s)"
+_INTEND = "SELECT cairn.intend_files(%(job_id)s, %(epoch)s, %(run_id)s, %(files)s)"
+_SEAL = "SELECT cairn.seal_files(%(file_ids)s, %(sizes)s)"
 
 
 def intend_files(
@@ -86,44 +71,36 @@ def intend_files(
     Raises:
         FencedError: a newer run has begun a batch.
     """
-    # In the intent's transaction: under the job's lock, no newer run begins in between.
-    require_epoch(connection, batch.job_id, batch.epoch)
-    _add_files(connection, batch.job_id, batch.epoch, files, claims)
+    if claims:
+        # First, as a part of the transaction: under the job's lock, no newer run begins in between.
+        require_epoch(connection, batch)
+        claim_directories(connection, batch.job_id, batch.epoch, claims)
+    call(connection, _INTEND, _values(batch, files))
 
 
 def intend_initial_rows(
-    connection: Connection, job_id: str, epoch: int, file: IntendedFile, claim: DirectoryHandle
+    connection: Connection, run: RunRef, file: IntendedFile, claim: DirectoryHandle
 ) -> None:
-    """Records that a file of initial state rows is about to be written, before its run begins."""
-    # No fence: the run has not begun a batch, and no other knows of the file.
-    _add_files(connection, job_id, epoch, [file], [claim])
+    """Records that a file of initial state rows is about to be written, before its run begins.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+    """
+    require_epoch(connection, run, may_begin=True)
+    claim_directories(connection, run.job_id, run.epoch, [claim])
+    call(connection, _ADD, _values(run, [file]))
 
 
-def _add_files(
-    connection: Connection,
-    job_id: str,
-    epoch: int,
-    files: Sequence[IntendedFile],
-    claims: Sequence[DirectoryHandle],
-) -> None:
-    if claims:
-        claim_directories(connection, job_id, epoch, claims)
-    rows = [
-        {
-            "file_id": file.file_id,
-            "job_id": job_id,
-            "epoch": epoch,
-            "path": file.path,
-            "scope": file.scope.value,
-            "batch_id": file.batch_id,
-            "retry_of": file.retry_of,
-        }
-        for file in files
-    ]
-    connection.execute(_ADD, rows)
+def _values(run: RunRef, files: Sequence[IntendedFile]) -> dict[str, object]:
+    return {
+        "job_id": run.job_id,
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "files": json.dumps([asdict(one) for one in files]),
+    }
 
 
-def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenFile]) -> None:
+def seal_files(connection: Connection, files: Sequence[WrittenFile]) -> None:
     """Marks physical files whole up to their size; one that is sealed already grows to it.
 
     Doing it again changes nothing.
@@ -131,28 +108,11 @@ def seal_files(connection: Connection, batch: BatchRef, files: Sequence[WrittenF
     Raises:
         FencedError: maintenance has condemned a file, or another writer has continued it.
     """
-    if not files:
-        return
-    sizes = {UUID(file.file_id): file.size_bytes for file in files}
-    sealed = connection.execute(
-        _SEAL, {"file_ids": [str(i) for i in sizes], "sizes": list(sizes.values())}
-    )
-    # A group that commits again finds its files sealed: that is right, if they have these sizes.
-    if sealed.rowcount != len(sizes):
-        _require_sealed(connection, batch, sizes)
+    if files:
+        call(connection, _SEAL, seals(files))
 
 
-def _require_sealed(connection: Connection, batch: BatchRef, sizes: Mapping[UUID, int]) -> None:
-    for known in connection.execute(
-        select(
-            PhysicalFile.file_id, PhysicalFile.status, PhysicalFile.path, PhysicalFile.size_bytes
-        ).where(PhysicalFile.file_id.in_(sizes))
-    ):
-        if (known.status, known.size_bytes) != (FileStatus.SEALED, sizes[known.file_id]):
-            raise FencedError(
-                f"the physical file is {known.status.value} with {known.size_bytes} bytes; "
-                "nothing may point into it",
-                job=batch.job,
-                file=known.path,
-                offset=sizes[known.file_id],
-            )
+def seals(files: Iterable[WrittenFile]) -> dict[str, object]:
+    """Returns the parameters that say which files are whole, and up to where."""
+    sizes = {file.file_id: file.size_bytes for file in files}
+    return {"file_ids": array(sizes), "sizes": array(sizes.values())}

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import CTE, Connection, Select, Update, and_, func, select, update
+from sqlalchemy import ARRAY, Connection, Uuid, bindparam, func, select, text, update
 from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.cleanup.needs import any_uuid
+from cairn.catalog.job.coverage import Coverage
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.segments import (
@@ -61,25 +62,45 @@ def replay_of(
 
     The transaction reads one instant.
     """
+    return replays_of(connection, job_id, checkpoint_id, [key_groups])[0]
+
+
+def replays_of(
+    connection: Connection, job_id: str, checkpoint_id: int, shares: Sequence[KeyGroupRange]
+) -> list[Replay]:
+    """Returns what `replay_of` does for each of the shares, at least one, for the price of one.
+
+    What lies between them is read too: they had better be neighbours.
+    """
+    whole = KeyGroupRange(min(one.start for one in shares), max(one.end for one in shares))
     placed = placed_segments(
         connection,
         PlacedSegment.job_id == job_id,
         PlacedSegment.status == SegmentStatus.LIVE,
         PlacedSegment.released_checkpoint.is_(None),
         PlacedSegment.as_of_checkpoint <= checkpoint_id,
-        PlacedSegment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
+        PlacedSegment.key_groups.op("&&")(Range(whole.start, whole.end)),
     )
-    stored = [
-        *placed,
-        *commits_after(connection, job_id, placed, key_groups, until=checkpoint_id),
-    ]
-    keyed = (one.handle for one in stored if one.handle.kind in KEYED)
-    handles = sorted(keyed, key=replay_order)
+    committed = commits_after(connection, job_id, placed, whole, until=checkpoint_id)
+    lineage = lineage_of(connection, job_id, checkpoint_id)
+    coverage = Coverage.of(one.handle for one in placed)
+    replays = []
+    for share in shares:
+        inside = [one.handle for one in placed if one.handle.key_groups.intersect(share)]
+        inside += [one.handle for one in committed if coverage.is_needed(one.handle, share)]
+        keyed = (handle for handle in inside if handle.kind in KEYED)
+        replays.append(_replay(lineage, sorted(keyed, key=replay_order), share))
+    return replays
+
+
+def _replay(
+    lineage: str | None, handles: Sequence[SegmentHandle], key_groups: KeyGroupRange
+) -> Replay:
     bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
     changes = [handle for handle in handles if handle.kind is not SegmentKind.KEYED_FULL]
     based = {group for b in bases for group in range(b.key_groups.start, b.key_groups.end)}
     return Replay(
-        lineage=lineage_of(connection, job_id, checkpoint_id),
+        lineage=lineage,
         bases=bases,
         changes=changes,
         is_based=based.issuperset(range(key_groups.start, key_groups.end))
@@ -108,7 +129,7 @@ def install(
         FencedError: a newer run has begun a batch, or a file was condemned.
     """
     # Exclusive: no checkpoint may begin between reading its id and placing segments there.
-    job = require_epoch(connection, batch.job_id, batch.epoch, exclusive=True)
+    job = require_epoch(connection, batch, exclusive=True)
     ids = [UUID(handle.segment_id) for _, handle in segments]
     # The same installation again, after a commit whose answer was lost.
     if connection.scalar(
@@ -116,7 +137,7 @@ def install(
     ):
         return
     files = list({file.file_id: file for file, _ in segments}.values())
-    seal_files(connection, batch, files)
+    seal_files(connection, files)
     # Not the checkpoint under way: its tasks may have begun from the segments that are replaced.
     first = job.next_checkpoint_id
     placed = [
@@ -125,7 +146,7 @@ def install(
     ]
     place_segments(connection, batch.job_id, placed)
     if replaced is None:
-        connection.execute(release_covered(batch.job_id, ids, job.next_checkpoint_id))
+        release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
     else:
         _release(connection, batch.job_id, replaced, job.next_checkpoint_id)
 
@@ -145,58 +166,51 @@ def _release(
     )
 
 
-def release_covered(job_id: str, new: Sequence[UUID], next_checkpoint: int) -> Update:
-    """Returns the statement that releases what new bases, together with older ones, replace.
-
-    It reads the unreleased segments of the job once, and compares those alone with the bases that
-    lie in the key groups of the new ones.
-    """
-    unreleased = and_(
-        PlacedSegment.job_id == job_id,
-        PlacedSegment.status == SegmentStatus.LIVE,
-        PlacedSegment.released_checkpoint.is_(None),
+# Segments are found by their key groups: a job has as many bases as subtasks, and more changelog
+# where it was restored.
+_RELEASE_COVERED = text("""
+    WITH new AS MATERIALIZED (
+        SELECT key_groups, as_of_checkpoint FROM cairn.placed_segments
+        WHERE segment_id = ANY (:new)
+    ),
+    touched AS MATERIALIZED (
+        SELECT DISTINCT s.segment_id, s.key_groups, s.as_of_checkpoint
+        FROM new JOIN cairn.placed_segments AS s ON s.key_groups && new.key_groups
+        WHERE s.job_id = :job_id
+          AND s.status = 'LIVE'
+          AND s.released_checkpoint IS NULL
+          AND s.segment_id <> ALL (:new)
+          AND s.as_of_checkpoint <= new.as_of_checkpoint
+    ),
+    -- Not only the new ones: after a rescale several subtasks' cover one old segment.
+    bases AS MATERIALIZED (
+        SELECT b.segment_id, b.key_groups, b.as_of_checkpoint
+        FROM cairn.placed_segments AS b
+        WHERE b.job_id = :job_id
+          AND b.status = 'LIVE'
+          AND b.released_checkpoint IS NULL
+          AND b.kind = 'keyed_full'
+          AND b.key_groups && (SELECT range_agg(touched.key_groups) FROM touched)
     )
-    columns = (PlacedSegment.segment_id, PlacedSegment.key_groups, PlacedSegment.as_of_checkpoint)
-    # Materialized: folded into the update, the aggregate below would run for every segment of the
-    # job before the cheap conditions have left out all but a few.
-    bases = _materialized(
-        select(*columns).where(unreleased, PlacedSegment.kind == SegmentKind.KEYED_FULL), "bases"
+    UPDATE cairn.placed_segments AS s
+    SET released_checkpoint = :next_checkpoint
+    FROM touched
+    WHERE s.segment_id = touched.segment_id
+      AND touched.key_groups <@ (
+        SELECT range_agg(bases.key_groups) FROM bases
+        WHERE bases.as_of_checkpoint >= touched.as_of_checkpoint
+          AND bases.segment_id <> touched.segment_id
     )
-    touched = _materialized(
-        select(*columns).where(
-            unreleased,
-            PlacedSegment.segment_id.notin_(new),
-            select(bases.c.segment_id)
-            .where(
-                bases.c.segment_id.in_(new),
-                bases.c.key_groups.op("&&")(PlacedSegment.key_groups),
-                bases.c.as_of_checkpoint >= PlacedSegment.as_of_checkpoint,
-            )
-            .exists(),
-        ),
-        "touched",
-    )
-    # All bases, not only the new ones: after a rescale several subtasks' cover one old segment.
-    covered = (
-        select(func.range_agg(bases.c.key_groups))
-        .where(
-            bases.c.as_of_checkpoint >= touched.c.as_of_checkpoint,
-            bases.c.segment_id != touched.c.segment_id,
-        )
-        .scalar_subquery()
-    )
-    return (
-        update(PlacedSegment)
-        .where(
-            PlacedSegment.segment_id == touched.c.segment_id,
-            touched.c.key_groups.op("<@")(covered),
-        )
-        .values(released_checkpoint=next_checkpoint)
-    )
+""").bindparams(bindparam("new", type_=ARRAY(Uuid())))
 
 
-def _materialized(query: Select[UUID, Range[int], int], name: str) -> CTE:
-    return query.cte(name).prefix_with("MATERIALIZED", dialect="postgresql")
+def release_covered(
+    connection: Connection, job_id: str, new: Sequence[UUID], next_checkpoint: int
+) -> None:
+    """Releases the placed segments that new bases, together with older ones, replace."""
+    connection.execute(
+        _RELEASE_COVERED, {"job_id": job_id, "new": list(new), "next_checkpoint": next_checkpoint}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +243,7 @@ def record_start(
     Raises:
         FencedError: a newer run has begun a batch.
     """
-    require_epoch(connection, batch.job_id, batch.epoch)
+    require_epoch(connection, batch)
     connection.execute(
         insert(Materialization)
         .values(

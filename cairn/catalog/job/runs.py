@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, func, select, update
+from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.job.states import (
+    OPERATOR_KINDS,
     RegisteredState,
     adopt_states,
     columns,
     describe,
     dropped_state_ids,
     ids_of,
+    layouts_of,
     operator_lists,
     register_states,
 )
@@ -25,6 +27,7 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import default_max_parallelism
 from cairn.layout import new_job_id
 from cairn.manifest import Manifest
+from cairn.settings import HISTORY_MAX_CHECKPOINTS, HISTORY_RETENTION_MS
 from cairn.state.handle import StateDeclaration
 from metastore.enums import CheckpointStatus, StateKind
 from metastore.models import Checkpoint, Job, Run
@@ -49,6 +52,8 @@ class Registration:
     """Of `withWatermark`, by input of the operator; none without event time."""
     watermark_job_id: str | None = None
     """The job upstream whose watermark counts, instead of delays of its own."""
+    history_retention_ms: int = HISTORY_RETENTION_MS
+    history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
     origin: Manifest | None = None
     """The manifest that the job is restored from, if it has no state yet."""
 
@@ -73,7 +78,9 @@ class RegisteredRun:
 
 
 def register_run(connection: Connection, registration: Registration) -> RegisteredRun:
-    """Creates the job if it is new and gives the run its epoch. Fences nobody yet.
+    """Creates the job if it is new and gives the run its epoch. Changes nothing for other runs.
+
+    What the run is built with, such as options and layouts, becomes the job's at its first begin.
 
     Raises:
         BadInputError: the job exists, or its origin was made, with another storage, max
@@ -91,12 +98,12 @@ def register_run(connection: Connection, registration: Registration) -> Register
     states = register_states(connection, job.job_id, registration.job, registration.states)
     deleted = ids_of(connection, job.job_id, registration.deleted_states)
     lists = operator_lists(connection, job.job_id)
-    kept = [(state_id, kind) for state_id, kind in lists.items() if state_id not in deleted]
-    connection.execute(
-        update(Job)
-        .where(Job.job_id == job.job_id)
-        .values(num_retained=registration.num_retained, time_mode=registration.time_mode)
-    )
+    declared = {
+        states[state.name].state_id: StateKind(state.kind)
+        for state in registration.states
+        if StateKind(state.kind) in OPERATOR_KINDS
+    }
+    kept = [(i, kind) for i, kind in sorted((lists | declared).items()) if i not in deleted]
     return RegisteredRun(
         job_id=job.job_id,
         max_parallelism=job.max_parallelism,
@@ -201,6 +208,11 @@ def _epoch(
             watermark_job_id=registration.watermark_job_id,
             state_ids=[state.state_id for state in states.values()],
             deleted_state_ids=deleted_state_ids,
+            layouts=layouts_of(connection, job_id, registration.states, states),
+            time_mode=registration.time_mode,
+            num_retained=registration.num_retained,
+            history_retention_ms=registration.history_retention_ms,
+            history_max_checkpoints=registration.history_max_checkpoints,
         )
         .returning(Run.epoch)
     ).scalar_one()

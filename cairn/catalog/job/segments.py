@@ -18,8 +18,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import Range, insert
 
+from cairn.catalog.connections import call
 from cairn.catalog.job.coverage import Coverage
-from cairn.catalog.job.group_commits import COMMITTED, StoredSegment, unpack
+from cairn.catalog.job.group_commits import COMMITTED, Committed, StoredSegment, unpack
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from metastore.enums import KEYED, CheckpointStatus, SegmentKind, SegmentStatus
@@ -82,17 +83,17 @@ def stored_at(
 
 
 # All that is covered may be deleted already.
-_COMMITS_AFTER = text(f"""{COMMITTED}
-      AND g.status = 'LIVE' AND g.checkpoint_id <= :until AND g.file_id IS NOT NULL
+_COMMITS_AFTER = f"""{COMMITTED}
+      AND g.status = 'LIVE' AND g.checkpoint_id <= %(until)s AND g.file_id IS NOT NULL
       AND (
-        g.checkpoint_id = :until
-        OR (g.checkpoint_id > :covered AND g.key_groups && int4range(:low, :high))
+        g.checkpoint_id = %(until)s
+        OR (g.checkpoint_id > %(covered)s AND g.key_groups && int4range(%(low)s, %(high)s))
       )
-""")
-_WITH_LISTS = text(f"""{COMMITTED}
-      AND g.checkpoint_id = :checkpoint_id AND g.status = 'LIVE'
+"""
+_WITH_LISTS = f"""{COMMITTED}
+      AND g.checkpoint_id = %(checkpoint_id)s AND g.status = 'LIVE'
       AND 'operator' = ANY (g.segment_kinds)
-""")
+"""
 
 
 def commits_after(
@@ -108,7 +109,8 @@ def commits_after(
     Those of one checkpoint alone are of `until`. `placed` has the bases and increments that count.
     """
     coverage = Coverage.of(one.handle for one in placed)
-    rows = connection.execute(
+    rows = call(
+        connection,
         _COMMITS_AFTER,
         {
             "job_id": job_id,
@@ -121,7 +123,7 @@ def commits_after(
     return [
         one
         for row in rows
-        for one in unpack(row, key_groups)
+        for one in unpack(Committed(*row), key_groups)
         if (
             one.handle.first_checkpoint == until
             if one.handle.kind.is_exclusive
@@ -155,8 +157,8 @@ def lists_at(connection: Connection, job_id: str, checkpoint_id: int) -> dict[in
         state_of(job_id, checkpoint_id),
         PlacedSegment.kind == SegmentKind.OPERATOR,
     )
-    rows = connection.execute(_WITH_LISTS, {"job_id": job_id, "checkpoint_id": checkpoint_id})
-    committed = (one for row in rows for one in unpack(row))
+    rows = call(connection, _WITH_LISTS, {"job_id": job_id, "checkpoint_id": checkpoint_id})
+    committed = (one for row in rows for one in unpack(Committed(*row)))
     return {
         one.subtask: one.handle
         for one in (*placed, *committed)
@@ -209,14 +211,20 @@ _REPLAY_RANK = {
 }
 
 
-def replay_order(handle: SegmentHandle) -> tuple[int, int, KeyGroupRange, int]:
+def replay_order(handle: SegmentHandle) -> tuple[int, ...]:
     """Returns the sort key of replay.
 
     By as-of checkpoint; changelog, increment, base, and kinds not replayed; key groups, which
     one subtask has in one checkpoint; sequence number.
     """
-    rank = _REPLAY_RANK[handle.kind]
-    return handle.as_of_checkpoint, rank, handle.key_groups, handle.sequence_number
+    return (
+        handle.as_of_checkpoint,
+        _REPLAY_RANK[handle.kind],
+        # As numbers: ranges are compared by a method, and there are many.
+        handle.key_groups.start,
+        handle.key_groups.end,
+        handle.sequence_number,
+    )
 
 
 def handle_of(row: Row[*tuple[Any, ...]]) -> SegmentHandle:

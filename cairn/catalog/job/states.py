@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, null, select, update
+from sqlalchemy import Connection, Row, func, null, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.errors import BadInputError, RefusedError
@@ -33,9 +33,10 @@ def register_states(
     job: str,
     states: Sequence[StateDeclaration],
 ) -> dict[str, RegisteredState]:
-    """Makes the variables that are new; returns those that are declared by name.
+    """Returns the declared variables by name; those that are new get ids.
 
-    A variable that is not declared stays, with its state, unused.
+    They become the job's when the run begins. A variable that is not declared stays, with its
+    state, unused.
 
     Raises:
         BadInputError: a variable exists with another kind or TTL, or with a schema whose values
@@ -45,28 +46,99 @@ def register_states(
         select(StateVariable.__table__).where(StateVariable.job_id == job_id)
     ).all()
     known = {row.name: row for row in rows if row.dropped_at is None}
+    given = _given_ids(connection, job_id)
+    taken = {row.state_id for row in rows}
     # Dropped ones count: their entries may still be in segments, under their ids.
-    highest = max((row.state_id for row in rows), default=0)
+    highest = max([*taken, *given], default=0)
+    # Of plans that have not begun. Under one id, so that not only the first of them can begin.
+    planned = {name: state_id for state_id, name in given.items() if state_id not in taken}
     registered: dict[str, RegisteredState] = {}
     for state in states:
         if state.name in known:
-            registered[state.name] = _kept(connection, job, state, known[state.name])
-            continue
-        # The job's row is locked by `register_run`, so no other run takes the id.
-        highest += 1
-        registered[state.name] = RegisteredState(highest, state.value_schema)
-        connection.execute(
-            insert(StateVariable).values(
-                job_id=job_id,
-                state_id=highest,
-                name=state.name,
-                kind=StateKind(state.kind),
-                value_schema=dict(state.value_schema),
-                user_key_schema=dict(state.user_key_schema) if state.user_key_schema else None,
-                has_ttl=state.ttl_ms is not None,
-            )
-        )
+            registered[state.name] = _kept(job, state, known[state.name])
+        elif state.name in planned:
+            registered[state.name] = RegisteredState(planned[state.name], state.value_schema)
+        else:
+            # The job's row is locked by `register_run`, so no other run takes the id.
+            highest += 1
+            registered[state.name] = RegisteredState(highest, state.value_schema)
     return registered
+
+
+def _given_ids(connection: Connection, job_id: str) -> dict[int, str]:
+    """Returns the ids, with names, of all variables that any plan of the job has declared."""
+    return {row.state_id: row.name for row in connection.execute(_GIVEN, {"job_id": job_id})}
+
+
+_GIVEN = text("""
+    SELECT DISTINCT CAST(v.key AS integer) AS state_id, v.value ->> 'name' AS name
+    FROM cairn.runs AS r CROSS JOIN LATERAL jsonb_each(r.layouts) AS v
+    WHERE r.job_id = :job_id
+    ORDER BY state_id
+""")
+
+
+def layouts_of(
+    connection: Connection,
+    job_id: str,
+    states: Sequence[StateDeclaration],
+    registered: Mapping[str, RegisteredState],
+) -> dict[str, dict[str, Any]]:
+    """Returns what a run needs of the job's variables when it begins, by id.
+
+    These are the declared ones, and the operator lists that it carries over. `before` is the layout
+    that the job had when the plan was built; None if it had no such variable.
+    """
+    rows = connection.execute(
+        select(StateVariable.__table__).where(
+            StateVariable.job_id == job_id, StateVariable.dropped_at.is_(None)
+        )
+    ).all()
+    known = {row.state_id: row for row in rows}
+    layouts = {
+        str(row.state_id): _layout(
+            name=row.name,
+            kind=row.kind,
+            layout=row.value_schema,
+            user_key_schema=row.user_key_schema,
+            has_ttl=row.has_ttl,
+            before=row.value_schema,
+        )
+        for row in rows
+        if row.kind in OPERATOR_KINDS
+    }
+    for state in states:
+        made = registered[state.name]
+        before = known.get(made.state_id)
+        layouts[str(made.state_id)] = _layout(
+            name=state.name,
+            kind=StateKind(state.kind),
+            layout=made.value_layout,
+            # Nullability may differ from the job's; what the job has stays.
+            user_key_schema=before.user_key_schema if before else state.user_key_schema,
+            has_ttl=state.ttl_ms is not None,
+            before=before.value_schema if before else None,
+        )
+    return layouts
+
+
+def _layout(
+    *,
+    name: str,
+    kind: StateKind,
+    layout: Mapping[str, Any],
+    user_key_schema: Mapping[str, Any] | None,
+    has_ttl: bool,
+    before: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": kind.value,
+        "layout": dict(layout),
+        "user_key_schema": user_key_schema and dict(user_key_schema),
+        "has_ttl": has_ttl,
+        "before": before and dict(before),
+    }
 
 
 def adopt_states(
@@ -86,7 +158,7 @@ def adopt_states(
         if known.get(variable.state_id, facts) != facts:
             raise RefusedError(
                 f"the job has state variables of its own, such as "
-                f"{known[variable.state_id][0]!r}: its plan was built before, and not from this "
+                f"{known[variable.state_id][0]!r}: a plan was built before, and not from this "
                 "manifest. Give the new query a job name of its own",
                 job=job,
             )
@@ -122,37 +194,6 @@ def ids_of(connection: Connection, job_id: str, names: Collection[str]) -> list[
     )
 
 
-def drop_states(connection: Connection, job_id: str, job: str, run: Row[*tuple[Any, ...]]) -> None:
-    """Drops the variables that a run deletes, when it begins.
-
-    Raises:
-        RefusedError: another run has dropped a variable that this one declares.
-    """
-    lost = connection.scalars(
-        select(StateVariable.name).where(
-            StateVariable.job_id == job_id,
-            StateVariable.state_id.in_(run.state_ids),
-            StateVariable.dropped_at.is_not(None),
-        )
-    ).all()
-    # Its entries are being removed, and what this run would write under the id with them.
-    if lost:
-        raise RefusedError(
-            f"the state variables {', '.join(lost)} were deleted by another run after this query's "
-            "plan was built. Build the plan again: they start empty",
-            job=job,
-        )
-    connection.execute(
-        update(StateVariable)
-        .where(
-            StateVariable.job_id == job_id,
-            StateVariable.state_id.in_(run.deleted_state_ids),
-            StateVariable.dropped_at.is_(None),
-        )
-        .values(dropped_at=func.now())
-    )
-
-
 def dropped_state_ids(connection: Connection, job_id: str) -> list[int]:
     """Returns the ids of all variables by key that were dropped, whose entries are deleted."""
     return list(
@@ -182,9 +223,7 @@ def operator_lists(connection: Connection, job_id: str) -> dict[int, StateKind]:
     return {row.state_id: row.kind for row in rows}
 
 
-def _kept(
-    connection: Connection, job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]
-) -> RegisteredState:
+def _kept(job: str, state: StateDeclaration, known: Row[*tuple[Any, ...]]) -> RegisteredState:
     """Returns a variable that the job has, with the new fields of its schema."""
     if (state.ttl_ms is not None) != known.has_ttl:
         raise BadInputError(
@@ -202,14 +241,9 @@ def _kept(
             job=job,
         )
     # The declared schema orders the fields; stored values keep the order of the layout.
-    layout = merge(known.value_schema, state.value_schema, name=state.name)
-    if layout != known.value_schema:
-        connection.execute(
-            update(StateVariable)
-            .where(StateVariable.job_id == known.job_id, StateVariable.state_id == known.state_id)
-            .values(value_schema=layout)
-        )
-    return RegisteredState(known.state_id, layout)
+    return RegisteredState(
+        known.state_id, merge(known.value_schema, state.value_schema, name=state.name)
+    )
 
 
 def _kind(kind: str, user_key_schema: Mapping[str, Any] | None) -> str:

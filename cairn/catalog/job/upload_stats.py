@@ -31,6 +31,25 @@ class UploadStats:
     longest_request_ms: int
     """Of a request that lost: until the winner's answer."""
 
+    @classmethod
+    def of_one_request(cls, *, segments: int, size_bytes: int, took_ms: int) -> UploadStats:
+        """Returns the statistics of an upload whose first request was its last."""
+        return cls(
+            segments=segments,
+            size_bytes=size_bytes,
+            requests=1,
+            retries=0,
+            hedges=0,
+            hedge_wins=0,
+            failed_attempts=0,
+            winning_attempt=1,
+            failed_uploads=0,
+            queue_size=0,
+            wait_ms=0,
+            upload_ms=took_ms,
+            longest_request_ms=took_ms,
+        )
+
 
 _GREATEST = {"winning_attempt", "queue_size", "longest_request_ms"}
 MOST = 2**31 - 1

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import RunRef
 from cairn.catalog.job.begin import ADOPTED_BATCH
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
@@ -32,16 +32,24 @@ class CopiedFile:
     segments: tuple[tuple[int, SegmentHandle], ...]
 
 
-def intend_copy(
-    connection: Connection, job_id: str, epoch: int, file_id: str, path: str, scope: Scope
-) -> None:
-    """Records that a file of adopted segments is about to be written, or is there already."""
+def intend_copy(connection: Connection, run: RunRef, file_id: str, path: str) -> None:
+    """Records that a file of adopted segments is about to be written.
+
+    Raises:
+        FencedError: a newer run has begun a batch.
+    """
+    require_epoch(connection, run, may_begin=True)
+    add_copy(connection, run, file_id, path, Scope.TASK_MANAGER)
+
+
+def add_copy(connection: Connection, run: RunRef, file_id: str, path: str, scope: Scope) -> None:
+    """Adds a file of adopted segments. The caller has checked that the run may write."""
     connection.execute(
         insert(PhysicalFile)
         .values(
             file_id=UUID(file_id),
-            job_id=job_id,
-            epoch=epoch,
+            job_id=run.job_id,
+            epoch=run.epoch,
             path=path,
             scope=scope,
         )
@@ -50,12 +58,7 @@ def intend_copy(
 
 
 def adopt_checkpoint(
-    connection: Connection,
-    job: str,
-    job_id: str,
-    epoch: int,
-    origin: Manifest,
-    copied: Sequence[CopiedFile],
+    connection: Connection, run: RunRef, origin: Manifest, copied: Sequence[CopiedFile]
 ) -> None:
     """Makes copied segments the state that a job without any starts from, CONFIRMED.
 
@@ -66,7 +69,8 @@ def adopt_checkpoint(
         FencedError: a newer run has begun a batch.
         RefusedError: the job has begun batches of its own.
     """
-    require_epoch(connection, job_id, epoch, exclusive=True, may_begin=True)
+    require_epoch(connection, run, exclusive=True, may_begin=True)
+    job_id = run.job_id
     batches = connection.scalars(
         select(Checkpoint.batch_id).where(Checkpoint.job_id == job_id)
     ).all()
@@ -74,17 +78,16 @@ def adopt_checkpoint(
     if ADOPTED_BATCH in batches:
         return
     if batches:
-        raise begun_without_origin(job)
-    ref = BatchRef(job=job, job_id=job_id, epoch=epoch, query_id="", batch_id=ADOPTED_BATCH)
+        raise begun_without_origin(run.job)
     for each in copied:
-        seal_files(connection, ref, [each.file])
+        seal_files(connection, [each.file])
         placed = [(each.file.file_id, *segment) for segment in each.segments]
         place_segments(connection, job_id, placed)
     start = replace(
         origin,
         job_id=job_id,
-        epoch=epoch,
-        query_id=ref.query_id,
+        epoch=run.epoch,
+        query_id="",
         batch_id=ADOPTED_BATCH,
         parent_checkpoint=None,
     )

@@ -10,21 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, Row, and_, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import RunRef
 from cairn.catalog.job.fencing import lock_job, require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.segments import place_segments, replay_order, stored_at
-from cairn.catalog.job.times import latest
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import manifest_file
 from cairn.manifest import Manifest, ManifestFile, ManifestSegment, ManifestVariable
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind, SegmentStatus
-from metastore.group_commits import SubtaskAck
 from metastore.models import Checkpoint, Job, PhysicalFile, PlacedSegment, Run, StateVariable
 
 
@@ -38,25 +36,81 @@ class IntendedManifest:
     is_written: bool
 
 
-def intend_manifest(
-    connection: Connection, job_id: str, checkpoint_id: int, *, epoch: int | None = None
-) -> IntendedManifest:
-    """Records that a confirmed checkpoint's manifest is about to be written, and returns it.
+def describe_checkpoint(connection: Connection, job_id: str, checkpoint_id: int) -> Manifest:
+    """Returns the manifest of a confirmed checkpoint, in a transaction that reads one instant.
 
-    Locks the job's row, so that no segment of the checkpoint changes meanwhile. A manifest that
-    was begun before is taken up again, and one that is written is left alone.
+    It takes no lock, because it may take seconds: `intend_manifest` makes sure that it still holds.
 
     Raises:
-        FencedError: `epoch` is given, and a newer run has begun a batch.
+        RefusedError: the checkpoint is not CONFIRMED.
+    """
+    found = connection.execute(
+        select(
+            Checkpoint.__table__,
+            Run.run_id,
+            Job.name,
+            Job.max_parallelism,
+            Job.key_schema,
+            Job.time_mode,
+        )
+        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .join(Job, Job.job_id == Checkpoint.job_id)
+        .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
+    ).one_or_none()
+    if found is None:
+        job = connection.execute(select(Job.name).where(Job.job_id == job_id)).scalar_one()
+        raise _not_confirmed(job, checkpoint_id, None)
+    if found.status != CheckpointStatus.CONFIRMED:
+        raise _not_confirmed(found.name, checkpoint_id, found.status)
+    files, segments = _segments(connection, job_id, found.max_parallelism, checkpoint_id)
+    return Manifest(
+        job=found.name,
+        job_id=job_id,
+        max_parallelism=found.max_parallelism,
+        key_schema=found.key_schema,
+        time_mode=found.time_mode,
+        checkpoint_id=checkpoint_id,
+        parent_checkpoint=found.parent_checkpoint,
+        query_id=found.query_id,
+        batch_id=found.batch_id,
+        epoch=found.epoch,
+        run_id=str(found.run_id),
+        parallelism=found.parallelism,
+        processing_ms=found.processing_ms,
+        watermark_ms=found.watermark_ms,
+        max_event_ms=_seen(connection, job_id, checkpoint_id),
+        variables=_variables(connection, found),
+        files=files,
+        segments=segments,
+    )
+
+
+def intend_manifest(
+    connection: Connection, manifest: Manifest, *, run: RunRef | None = None
+) -> IntendedManifest:
+    """Records that a confirmed checkpoint's manifest is about to be written.
+
+    The checkpoint is CONFIRMED, still: so none of its segments has died, and the manifest is as it
+    was read. One that was begun before is taken up again, and one that is written is left alone.
+
+    Raises:
+        FencedError: `run` is given, and a newer one has begun a batch.
         RefusedError: the checkpoint is not CONFIRMED, or a write of its manifest was given up.
     """
-    if epoch is None:
+    job_id, checkpoint_id = manifest.job_id, manifest.checkpoint_id
+    if run is None:
         job = lock_job(connection, job_id, exclusive=False)
     else:
-        job = require_epoch(connection, job_id, epoch)
+        job = require_epoch(connection, run)
+    status = connection.scalar(
+        select(Checkpoint.status).where(
+            Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id
+        )
+    )
+    if status != CheckpointStatus.CONFIRMED:
+        raise _not_confirmed(job.name, checkpoint_id, status)
     # One path per checkpoint, without a file id: it has to be found with no metastore left.
     path = manifest_file(job_id, checkpoint_id)
-    manifest = _describe(connection, job, checkpoint_id)
     # By the newest epoch: an operator's savepoint is not of the run that made the checkpoint, and
     # must not be taken for a fenced run's file.
     file = _intend(connection, job_id, path, epoch=max(job.current_epoch, manifest.epoch))
@@ -73,6 +127,15 @@ def intend_manifest(
         file_id=str(file.file_id),
         path=path,
         is_written=file.status == FileStatus.SEALED,
+    )
+
+
+def _not_confirmed(job: str, checkpoint_id: int, status: CheckpointStatus | None) -> RefusedError:
+    return RefusedError(
+        f"only a CONFIRMED checkpoint has a manifest; this one "
+        f"{f'is {status.value}' if status else 'does not exist'}",
+        job=job,
+        checkpoint=checkpoint_id,
     )
 
 
@@ -107,16 +170,9 @@ def seal_manifest(connection: Connection, intended: IntendedManifest, data: byte
         FencedError: a newer run has begun and the cleanup has given up the write.
     """
     manifest, file_id = intended.manifest, intended.file_id
-    batch = BatchRef(
-        job=manifest.job,
-        job_id=manifest.job_id,
-        epoch=manifest.epoch,
-        query_id=manifest.query_id,
-        batch_id=manifest.batch_id,
-    )
     # No fence: the manifest of a confirmed checkpoint is the same whoever writes it.
     lock_job(connection, manifest.job_id, exclusive=False)
-    seal_files(connection, batch, [WrittenFile(file_id, len(data))])
+    seal_files(connection, [WrittenFile(file_id, len(data))])
     handle = manifest_handle(manifest, file_id, intended.path, data)
     place_segments(connection, manifest.job_id, [(file_id, 0, handle)])
 
@@ -144,51 +200,14 @@ def newest_manifest(connection: Connection, job_id: str) -> int:
     ).scalar_one()
 
 
-def _describe(connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int) -> Manifest:
-    found = connection.execute(
-        select(Checkpoint.__table__, Run.run_id, Job.max_parallelism, Job.key_schema, Job.time_mode)
-        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
-        .join(Job, Job.job_id == Checkpoint.job_id)
-        .where(Checkpoint.job_id == job.job_id, Checkpoint.checkpoint_id == checkpoint_id)
-    ).one_or_none()
-    if found is None or found.status != CheckpointStatus.CONFIRMED:
-        raise RefusedError(
-            f"only a CONFIRMED checkpoint has a manifest; this one "
-            f"{f'is {found.status.value}' if found else 'does not exist'}",
-            job=job.name,
-            checkpoint=checkpoint_id,
-        )
-    files, segments = _segments(connection, job, checkpoint_id)
-    return Manifest(
-        job=job.name,
-        job_id=job.job_id,
-        max_parallelism=found.max_parallelism,
-        key_schema=found.key_schema,
-        time_mode=found.time_mode,
-        checkpoint_id=checkpoint_id,
-        parent_checkpoint=found.parent_checkpoint,
-        query_id=found.query_id,
-        batch_id=found.batch_id,
-        epoch=found.epoch,
-        run_id=str(found.run_id),
-        parallelism=found.parallelism,
-        processing_ms=found.processing_ms,
-        watermark_ms=found.watermark_ms,
-        max_event_ms=tuple(latest(found.max_event_ms, *_seen(connection, job, checkpoint_id))),
-        variables=_variables(connection, found),
-        files=files,
-        segments=segments,
-    )
-
-
-def _seen(
-    connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int
-) -> list[list[int | None]]:
-    """Returns the latest event times in the checkpoint's own batch, by ack and input."""
-    acks = select(SubtaskAck.max_event_ms).where(
-        SubtaskAck.job_id == job.job_id, SubtaskAck.checkpoint_id == checkpoint_id
-    )
-    return list(connection.scalars(acks))
+def _seen(connection: Connection, job_id: str, checkpoint_id: int) -> tuple[int | None, ...]:
+    """Returns the latest event times by input as of the end of the checkpoint."""
+    seen = text("""
+        SELECT cairn.seen_after(c) FROM cairn.checkpoints AS c
+        WHERE c.job_id = :job_id AND c.checkpoint_id = :checkpoint_id
+    """)
+    facts = {"job_id": job_id, "checkpoint_id": checkpoint_id}
+    return tuple(connection.execute(seen, facts).scalar_one())
 
 
 def _variables(
@@ -216,11 +235,11 @@ def _variables(
 
 
 def _segments(
-    connection: Connection, job: Row[*tuple[Any, ...]], checkpoint_id: int
+    connection: Connection, job_id: str, max_parallelism: int, checkpoint_id: int
 ) -> tuple[tuple[ManifestFile, ...], tuple[ManifestSegment, ...]]:
-    everything = KeyGroupRange(0, job.max_parallelism)
+    everything = KeyGroupRange(0, max_parallelism)
     stored = sorted(
-        stored_at(connection, job.job_id, checkpoint_id, everything),
+        stored_at(connection, job_id, checkpoint_id, everything),
         key=lambda one: (replay_order(one.handle), one.handle.segment_id),
     )
     files = {(one.handle.path, one.file_id, one.scope) for one in stored}

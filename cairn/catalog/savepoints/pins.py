@@ -53,7 +53,7 @@ def pin_checkpoint(
         RefusedError: the checkpoint is not CONFIRMED, or none is yet.
     """
     # Against a cleanup's plan, which decides under the same lock.
-    job = find_job(connection, job_name, locked=True)
+    job = find_job(connection, job_name, locked=not dry_run)
     checkpoint = _chosen(connection, job, checkpoint_id)
     known = connection.scalar(
         select(Pin.pin_id).where(

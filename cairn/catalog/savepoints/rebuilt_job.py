@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import Connection, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import RunRef
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.segments import place_segments
 from cairn.catalog.job.states import adopt_states
-from cairn.catalog.savepoints.adopt import add_confirmed, intend_copy
+from cairn.catalog.savepoints.adopt import add_confirmed, add_copy
 from cairn.catalog.savepoints.manifest_rows import manifest_handle
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
@@ -26,6 +26,18 @@ LOST_CHECKPOINTS = 1_000_000
 """Ids that are left free: more batches than may have run since the newest checkpoint found."""
 
 PIN_NAME = "rebuilt"
+
+_OTHERS = text("""
+    SELECT job_id FROM cairn.runs
+    WHERE job_id <> :job_id AND run_id = ANY(CAST(:runs AS uuid[]))
+    UNION ALL
+    SELECT job_id FROM cairn.physical_files
+    WHERE job_id <> :job_id AND file_id = ANY(CAST(:files AS uuid[]))
+    UNION ALL
+    SELECT job_id FROM cairn.placed_segments
+    WHERE job_id <> :job_id AND segment_id = ANY(CAST(:segments AS uuid[]))
+    LIMIT 1
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +96,22 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
     is pinned, because manifests do not tell which were.
 
     Raises:
-        RefusedError: the metastore has a job of that name or id.
+        RefusedError: the metastore has a job of that name or id, or one with the same segments.
     """
     # The transaction again, after its answer was lost.
     if connection.scalar(select(Run.epoch).where(Run.run_id == run_id)) is not None:
         return
     newest = job.newest
-    _refuse_known(connection, newest)
+    _refuse_ids_of_others(connection, job)
     epoch = _epoch(connection, job)
-    connection.execute(
-        insert(Job).values(
+    inserted = connection.execute(
+        insert(Job)
+        .values(
             job_id=newest.job_id,
             name=newest.job,
             storage=job.storage,
             max_parallelism=newest.max_parallelism,
-            # Manifests do not have it; the next run's registration sets it.
+            # Manifests do not have it; the next run that begins sets it.
             num_retained=Settings().num_retained,
             key_schema=newest.key_schema,
             time_mode=newest.time_mode,
@@ -106,7 +119,10 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
             current_epoch=epoch,
             next_checkpoint_id=job.highest_checkpoint + LOST_CHECKPOINTS,
         )
+        .on_conflict_do_nothing()
     )
+    if not inserted.rowcount:
+        refuse_known(connection, newest)
     # Each checkpoint's own run: its id is the lineage that local state is told by.
     made = {one.manifest.epoch: one.manifest for one in job.manifests}
     for run in made.values():
@@ -114,10 +130,16 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
     _add_run(connection, newest, epoch, run_id)
     adopt_states(connection, newest.job_id, newest.job, newest.variables)
     _add_checkpoints(connection, job)
-    _add_files(connection, job, epoch)
+    ref = RunRef(job=newest.job, job_id=newest.job_id, epoch=epoch, run_id=str(run_id))
+    _add_files(connection, job, ref)
 
 
-def _refuse_known(connection: Connection, newest: Manifest) -> None:
+def refuse_known(connection: Connection, newest: Manifest) -> None:
+    """Refuses a job whose name or id the metastore has.
+
+    Raises:
+        RefusedError: it has.
+    """
     is_known = or_(Job.name == newest.job, Job.job_id == newest.job_id)
     known = connection.execute(select(Job.name, Job.job_id).where(is_known)).first()
     if known is not None:
@@ -126,6 +148,26 @@ def _refuse_known(connection: Connection, newest: Manifest) -> None:
             f"{newest.job_id}/ cannot be rebuilt there. Rebuild into an empty metastore, which "
             "`cairn db migrate` makes; of two roots of one name, move one out of the storage",
             job=newest.job,
+        )
+
+
+def _refuse_ids_of_others(connection: Connection, job: RebuiltJob) -> None:
+    """Refuses a copy of another job's directory: rows are added once, so its would be left out."""
+    manifests = [one.manifest for one in job.manifests]
+    other = connection.scalar(
+        _OTHERS,
+        {
+            "job_id": job.newest.job_id,
+            "runs": list({one.run_id for one in manifests}),
+            "files": list({file.file_id for one in manifests for file in one.files}),
+            "segments": list({s.segment_id for one in manifests for s in one.segments}),
+        },
+    )
+    if other is not None:
+        raise RefusedError(
+            f"its manifests name runs, files or segments of {other}/: one is a copy of the other. "
+            "Move the copy out of the storage",
+            job=job.newest.job,
         )
 
 
@@ -167,15 +209,7 @@ def _add_checkpoints(connection: Connection, job: RebuiltJob) -> None:
         )
 
 
-def _add_files(connection: Connection, job: RebuiltJob, epoch: int) -> None:
-    newest = job.newest
-    ref = BatchRef(
-        job=newest.job,
-        job_id=newest.job_id,
-        epoch=epoch,
-        query_id=newest.query_id,
-        batch_id=newest.batch_id,
-    )
+def _add_files(connection: Connection, job: RebuiltJob, run: RunRef) -> None:
     files = {file.file_id: file for one in job.manifests for file in one.manifest.files}
     segments = list(job.segments())
     for one in job.manifests:
@@ -185,6 +219,6 @@ def _add_files(connection: Connection, job: RebuiltJob, epoch: int) -> None:
         handle = manifest_handle(one.manifest, file_id, one.path, one.data)
         segments.append((file_id, 0, handle))
     for file in files.values():
-        intend_copy(connection, ref.job_id, epoch, file.file_id, file.path, file.scope)
-        seal_files(connection, ref, [WrittenFile(file.file_id, job.sizes[file.path])])
-    place_segments(connection, ref.job_id, segments)
+        add_copy(connection, run, file.file_id, file.path, file.scope)
+        seal_files(connection, [WrittenFile(file.file_id, job.sizes[file.path])])
+    place_segments(connection, run.job_id, segments)

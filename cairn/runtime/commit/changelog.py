@@ -8,6 +8,7 @@ storage: those of the group commit, or a segment's own file if it was uploaded e
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
@@ -65,8 +66,9 @@ class Changelog:
         self._active: list[Changes] = []
         self._segments: list[_Segment] = []
         self._directory = context.manager.spool_directory(context.subtask)
-        with fenced_if_removed(self._directory):
-            self._directory.mkdir(exist_ok=True)
+        if not self._directory.exists():
+            with fenced_if_removed(self._directory):
+                self._directory.mkdir(exist_ok=True)
 
     def append(self, changes: Changes) -> None:
         """Adds changes to the active segment, in memory. They are lost if the process ends."""
@@ -118,9 +120,9 @@ class Changelog:
         """
         limit = min(before, self.start)
         with fenced_if_removed(self._directory):
-            for file in list(self._directory.iterdir()):
-                if SequenceNumber(*place_of(file)) < limit:
-                    file.unlink(missing_ok=True)
+            for name in os.listdir(self._directory):
+                if SequenceNumber(*place_of(name)) < limit:
+                    (self._directory / name).unlink(missing_ok=True)
 
     def _keep(self, changes: Changes) -> SpooledSegment:
         kind = SegmentKind.CHANGELOG
@@ -139,7 +141,7 @@ class Changelog:
                 manager,
                 context.store,
                 [FileWrite(target, lambda: [self._spool.read(segment)])],
-                claim=manager.owned if context.settings.merging_enabled else None,
+                claims=[manager.owned] if context.settings.merging_enabled else [],
             )
         return uploaded
 

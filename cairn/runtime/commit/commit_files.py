@@ -139,7 +139,7 @@ def _write_and_acknowledge(group: Group, pool: FilePool, files: Sequence[Planned
         manager,
         group.store,
         [_write_of(group, *one) for one in zip(files, inside, strict=True)],
-        claim=manager.owned if settings.merging_enabled else None,
+        claims=[manager.owned] if settings.merging_enabled else [],
         writers=pool.writers,
     )
     handles = defaultdict[tuple[str, int], list[SegmentHandle]](list)
@@ -207,7 +207,7 @@ def _acknowledge(
     group: Group, written: Sequence[Uploaded], acks: Sequence[Ack], pool_wait_ms: int
 ) -> None:
     run = group.manager.run
-    run.catalog.run(
+    run.catalog.run_each(
         f"acknowledge checkpoint {group.checkpoint_id} of job {run.job}",
         lambda connection: acknowledge(
             connection,

@@ -31,13 +31,13 @@ def write_files(
     store: ObjectStore,
     writes: Sequence[FileWrite],
     *,
-    claim: DirectoryHandle | None,
+    claims: Sequence[DirectoryHandle],
     writers: int = 1,
 ) -> list[Uploaded]:
     """Returns the files once all bytes are durable; first the intents of new ones are committed.
 
-    `claim` is the directory that the new files are in, None if nobody owns it. Up to `writers`
-    files are written at once. After an error, new files stay WRITING.
+    `claims` are the directories of the new files that somebody owns. Up to `writers` files are
+    written at once. After an error, new files stay WRITING.
 
     Raises:
         FencedError: a newer run has begun a batch.
@@ -46,7 +46,7 @@ def write_files(
     """
     new = [write.target for write in writes if write.appends_to is None]
     # All intents in one transaction, before the first byte: SQL knows every object (ADR 0019).
-    intents = iter(_intend(manager, new, claim) if new else [])
+    intents = iter(_intend(manager, new, claims) if new else [])
     work = [(write, None if write.appends_to else next(intents)) for write in writes]
     if min(writers, len(work)) <= 1:
         return [_write(manager, store, one) for one in work]
@@ -55,12 +55,12 @@ def write_files(
 
 
 def _intend(
-    manager: TaskManager, new: Sequence[Target], claim: DirectoryHandle | None
+    manager: TaskManager, new: Sequence[Target], claims: Sequence[DirectoryHandle]
 ) -> list[Intent]:
-    claims = [claim] if claim is not None and not manager.is_claimed(claim) else []
-    intents = intend(manager, new, claims=claims)
+    unclaimed = [claim for claim in claims if not manager.is_claimed(claim)]
+    intents = intend(manager, new, claims=unclaimed)
     # After the commit: a claim that was not noted is only made again.
-    for claimed in claims:
+    for claimed in unclaimed:
         manager.remember_claim(claimed)
     return intents
 
@@ -78,19 +78,5 @@ def _append(store: ObjectStore, file: AppendableFile, chunks: Sequence[bytes]) -
     began, size_bytes = time.monotonic(), sum(map(len, chunks))
     store.append(file.path, file.size_bytes, chunks)
     took_ms = round((time.monotonic() - began) * 1000)
-    stats = UploadStats(
-        segments=len(chunks),
-        size_bytes=size_bytes,
-        requests=1,
-        retries=0,
-        hedges=0,
-        hedge_wins=0,
-        failed_attempts=0,
-        winning_attempt=1,
-        failed_uploads=0,
-        queue_size=0,
-        wait_ms=0,
-        upload_ms=took_ms,
-        longest_request_ms=took_ms,
-    )
+    stats = UploadStats.of_one_request(segments=len(chunks), size_bytes=size_bytes, took_ms=took_ms)
     return Uploaded(WrittenFile(file.file_id, file.size_bytes + size_bytes), file.path, stats)

@@ -110,7 +110,7 @@ def intend(
         )
         for file_id, target in zip(ids, targets, strict=True)
     ]
-    manager.run.catalog.run(
+    manager.run.catalog.run_each(
         f"record the write of {files[0].path}",
         lambda connection: intend_files(connection, batch, files, claims),
     )

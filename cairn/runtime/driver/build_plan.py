@@ -22,6 +22,7 @@ from cairn.runtime.driver.frame_settings import frame_settings
 from cairn.runtime.driver.initial_state import pack, write_initial_rows
 from cairn.runtime.driver.inputs import Inputs, with_event_time
 from cairn.runtime.driver.job_spec import JobSpec
+from cairn.runtime.driver.preflight import require_one_attempt, require_workers_with_cairn
 from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.processing.operator_spec import (
@@ -114,6 +115,8 @@ def _on_stream(
     deleted: Collection[str],
 ) -> DataFrame:
     session = inputs.df.sparkSession
+    require_one_attempt(session, job.name)
+    require_workers_with_cairn(session, job.name)
     warn_if_subtasks_float(session)
     # Before the run is registered: a storage that cannot work leaves no run behind.
     job.check_storage()
@@ -124,6 +127,8 @@ def _on_stream(
         parallelism=job.parallelism,
         max_parallelism=job.settings.max_parallelism,
         num_retained=job.settings.num_retained,
+        history_retention_ms=job.settings.history_retention_ms,
+        history_max_checkpoints=job.settings.history_max_checkpoints,
         key_schema=operator.key_schema,
         states=states,
         deleted_states=deleted,
@@ -169,18 +174,7 @@ def _register(
         "has_state": run.has_state,
     }
     _log.info("run %d of job %s registered", run.epoch, job.name, extra=facts)
-    # A plan that was built at the same time may have restored the job meanwhile.
-    if origin is not None and not run.has_state:
-        restore(
-            catalog,
-            origin,
-            open_store(job.storage),
-            job=job.name,
-            job_id=run.job_id,
-            epoch=run.epoch,
-        )
-        run = dataclasses.replace(run, has_state=True)
-    return run, RunContext(
+    context = RunContext(
         job=job.name,
         job_id=run.job_id,
         run_id=str(registration.run_id),
@@ -195,6 +189,11 @@ def _register(
         split_lists=run.split_lists,
         union_lists=run.union_lists,
     )
+    # A plan that was built at the same time may have restored the job meanwhile.
+    if origin is not None and not run.has_state:
+        restore(catalog, origin, open_store(job.storage), run=context.ref)
+        run = dataclasses.replace(run, has_state=True)
+    return run, context
 
 
 def _on_batch(job: JobSpec, inputs: Inputs, operator: OperatorSpec, call: Call) -> DataFrame:

@@ -11,9 +11,11 @@ from pyspark.sql.types import StructType
 
 from cairn.errors import BadInputError
 from cairn.keygroups import MAX_PARALLELISM
+from cairn.layout import LONGEST_NAME, is_job_name
 from cairn.runtime.driver.build_plan import Call, Initial, struct, transform
 from cairn.runtime.driver.inputs import unite
 from cairn.runtime.driver.job_spec import JobSpec
+from cairn.runtime.driver.preflight import require_processor, warn_without_watermark
 from cairn.savepoints.manifest_files import check_manifest_url
 from cairn.settings import Settings
 from cairn.state.times import TimeMode
@@ -48,8 +50,10 @@ class Job:
         options: Mapping[str, object] | None = None,
         restore_from: str | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name.strip():
-            raise BadInputError(f"a job's name is text that is not empty, not {name!r}")
+        if not isinstance(name, str) or not is_job_name(name):
+            raise BadInputError(
+                f"a job's name is 1 to {LONGEST_NAME} printable characters, not {name!r:.80}"
+            )
         settings = Settings.from_options(options or {})
         highest = settings.max_parallelism or MAX_PARALLELISM
         if not isinstance(parallelism, int) or not 1 <= parallelism <= highest:
@@ -181,6 +185,8 @@ class GroupedData:
         job = self._job
         inputs = unite(self._dfs, job=job.name)
         mode = _modes(job.name, output_mode, time_mode, is_streaming=inputs.df.isStreaming)
+        warn_without_watermark(inputs, mode, job.name)
+        require_processor(processor, job.name)
         call = Call(
             processor=processor,
             output_schema=struct(output_struct),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import BatchRef, RunRef
 from cairn.catalog.catalog import Catalog
 from cairn.handles import DirectoryHandle
 from cairn.keygroups import KeyGroupRange, range_of
@@ -68,8 +68,18 @@ class RunContext:
             path=path, scope=Scope.SHARED, subtask=subtask, parallelism=self.parallelism
         )
 
+    @property
+    def ref(self) -> RunRef:
+        """The reference to the run that its transactions take."""
+        return RunRef(job=self.job, job_id=self.job_id, epoch=self.epoch, run_id=self.run_id)
+
     def batch(self, query_id: str, batch_id: int) -> BatchRef:
         """Returns the reference to one of the run's batches."""
         return BatchRef(
-            job=self.job, job_id=self.job_id, epoch=self.epoch, query_id=query_id, batch_id=batch_id
+            job=self.job,
+            job_id=self.job_id,
+            epoch=self.epoch,
+            run_id=self.run_id,
+            query_id=query_id,
+            batch_id=batch_id,
         )

@@ -100,7 +100,7 @@ class Spool:
         return self.manager.spool_directory(self.subtask) / name
 
 
-def place_of(file: Path) -> tuple[int, int]:
+def place_of(name: str) -> tuple[int, int]:
     """Returns the checkpoint and the sequence number of a file in the spool."""
-    checkpoint_id, number, _ = file.name.split("-", 2)
+    checkpoint_id, number, _ = name.split("-", 2)
     return int(checkpoint_id), int(number)

@@ -82,7 +82,7 @@ class TaskManager:
                     return start
                 start = self._with_acks(start, lacking)
             else:
-                start = self.run.catalog.run(
+                start = self.run.catalog.run_each(
                     f"begin batch {batch.batch_id} of job {batch.job}",
                     lambda connection: begin_batch(
                         connection, batch, subtasks=subtasks, with_lists=self.run.has_lists
@@ -98,7 +98,7 @@ class TaskManager:
         parent, job_id = start.parent, self.run.job_id
         if parent is None:
             return start
-        found = self.run.catalog.run(
+        found = self.run.catalog.run_each(
             f"find the parent's acks of job {self.run.job}",
             lambda connection: acks_at(connection, job_id, parent.checkpoint_id, subtasks),
         )

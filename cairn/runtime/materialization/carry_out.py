@@ -1,11 +1,12 @@
-"""Carrying out the order to materialize a subtask, and recording how it ended."""
+"""Carrying out orders to materialize subtasks, and recording how they ended."""
 
 from __future__ import annotations
 
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from sqlalchemy import Connection
 
@@ -16,15 +17,90 @@ from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.order import Order
-from cairn.runtime.materialization.progress import Progress, progress_of, record_progress
-from cairn.runtime.materialization.write import Compute, materialize
+from cairn.runtime.materialization.progress import (
+    Progress,
+    count_as_failed,
+    progress_of,
+    record_progress,
+)
+from cairn.runtime.materialization.write import Compute, materialize, materialize_all
 from cairn.storage import open_store
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
 
 
-def carry_out(manager: TaskManager, order: Order, compute: Compute = iter) -> None:
+def carry_out_all(manager: TaskManager, orders: Sequence[Order], compute: Compute = iter) -> None:
+    """Materializes several subtasks with one transaction of each kind, and records the results.
+
+    If that fails, each is carried out on its own: so a failure counts where it belongs. One order
+    is counted as failed by the caller, several are counted here, when each is alone.
+
+    Raises:
+        FencedError: see `carry_out`.
+    """
+    if len(orders) == 1:
+        carry_out(manager, orders[0], compute)
+        return
+    ids = [uuid.uuid4() for _ in orders]
+    try:
+        _carry_out_together(manager, orders, ids, compute)
+    except FencedError:
+        raise
+    except CairnError as failed:
+        facts = {"job": manager.run.job, "subtasks": [order.subtask for order in orders]}
+        _log.warning("materialized one by one, because together: %s", failed, extra=facts)
+    else:
+        return
+    for order, materialization_id in zip(orders, ids, strict=True):
+        count_as_failed(manager, order.subtask, progress_of(manager, order.subtask))
+        carry_out(manager, order, compute, materialization_id)
+
+
+def _carry_out_together(
+    manager: TaskManager, orders: Sequence[Order], ids: Sequence[uuid.UUID], compute: Compute
+) -> None:
+    began_s, store = time.monotonic(), open_store(manager.run.storage)
+
+    def start(connection: Connection) -> None:
+        for order, materialization_id in zip(orders, ids, strict=True):
+            record_start(connection, order.batch, order.subtask, materialization_id)
+
+    _in_metastore(manager.run, orders[0], start)
+    with ExitStack() as held:
+        locals_ = [open_local(manager.subtask_directory(order.subtask)) for order in orders]
+        readers = [held.enter_context(local.read()) for local in locals_]
+        weighed = [reader.weight() for reader in readers]
+        contexts = [
+            SubtaskContext(manager=manager, store=store, batch=order.batch, subtask=order.subtask)
+            for order in orders
+        ]
+        made = materialize_all(list(zip(contexts, readers, strict=True)), compute=compute)
+    for local, before, one in zip(locals_, weighed, made, strict=True):
+        _weigh(local, before, one)
+    facts = {
+        "job": manager.run.job,
+        "subtasks": [order.subtask for order in orders],
+        "size_bytes": sum(one.size_bytes for one in made if one),
+        "seconds": round(time.monotonic() - began_s, 3),
+    }
+    _log.info("subtasks materialized together", extra=facts)
+    for order in orders:
+        record_progress(manager, order.subtask, Progress(done_ms=order.now_ms))
+
+    def end(connection: Connection) -> None:
+        for materialization_id, one in zip(ids, made, strict=True):
+            record_end(connection, materialization_id, one, None)
+
+    _record_end(manager.run, orders[0], end)
+
+
+def carry_out(
+    manager: TaskManager,
+    order: Order,
+    compute: Compute = iter,
+    materialization_id: uuid.UUID | None = None,
+) -> None:
     """Materializes a subtask and records the result, here and in the metastore.
 
     Raises:
@@ -33,7 +109,8 @@ def carry_out(manager: TaskManager, order: Order, compute: Compute = iter) -> No
     run, began_s = manager.run, time.monotonic()
     about = {"job": run.job, "subtask": order.subtask}
     before, after = progress_of(manager, order.subtask), Progress(done_ms=order.now_ms)
-    made, error, materialization_id = None, None, uuid.uuid4()
+    made, error = None, None
+    materialization_id = materialization_id or uuid.uuid4()
     try:
         _in_metastore(
             run, order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
@@ -67,10 +144,15 @@ def carry_out(manager: TaskManager, order: Order, compute: Compute = iter) -> No
         )
     # First here: tasks count failures by this file, and the metastore may be what has failed.
     record_progress(manager, order.subtask, after)
+    _record_end(run, order, lambda c: record_end(c, materialization_id, made, error))
+
+
+def _record_end(run: RunContext, order: Order, work: Callable[[Connection], None]) -> None:
     try:
-        _in_metastore(run, order, lambda c: record_end(c, materialization_id, made, error))
+        _in_metastore(run, order, work)
     except MetastoreError as failed:
         # Only statistics lack it; the orders that wait are not to wait for the next process.
+        about = {"job": run.job, "subtask": order.subtask}
         _log.warning("the end of a materialization is not recorded: %s", failed, extra=about)
 
 

@@ -17,13 +17,15 @@ class Order:
     """The order to materialize one subtask.
 
     `now_ms` is the time of the batch that found it due, `ordered_s` that of this machine's
-    monotonic clock, which all of its processes share.
+    monotonic clock, which all of its processes share. `size_bytes` is about what a restore of the
+    subtask reads.
     """
 
     batch: BatchRef
     subtask: int
     now_ms: int
     ordered_s: float
+    size_bytes: int = 0
 
 
 def place(manager: TaskManager, order: Order) -> None:

@@ -1,6 +1,8 @@
 """The results of materializations, in files that tasks and the materializing process share.
 
-What is about to be tried is counted as failed first, so that one that is killed counts, too.
+What is about to be tried is counted as failed first, so that one that is killed counts, too. Where
+several are tried together, nobody knows which of them killed the process: each is suspect then, and
+only what it does alone counts.
 """
 
 from __future__ import annotations
@@ -31,6 +33,13 @@ class Progress:
     error: str = ""
     is_final: bool = False
     """Whether the last failure was one that trying again cannot mend."""
+    is_suspect: bool = False
+    """Whether an attempt together with others has begun, and not said how it ended."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Tells whether the next attempt is one alone, and without patience."""
+        return self.failures > 0 or self.is_suspect
 
 
 def _file(manager: TaskManager, subject: Subject) -> Path:
@@ -63,6 +72,15 @@ def count_as_failed(manager: TaskManager, subject: Subject, before: Progress) ->
     """
     after = replace(before, failures=before.failures + 1, error=_KILLED)
     record_progress(manager, subject, after)
+
+
+def suspect(manager: TaskManager, subject: Subject, before: Progress) -> None:
+    """Records an attempt together with others: unless it says how it ended, the next one is alone.
+
+    Raises:
+        FencedError: a newer run has removed this run's directory.
+    """
+    record_progress(manager, subject, replace(before, is_suspect=True))
 
 
 def is_given_up(manager: TaskManager, progress: Progress) -> bool:

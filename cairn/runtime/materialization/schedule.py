@@ -74,6 +74,7 @@ def order_if_due(context: SubtaskContext, clock: Clock, weight: Weight) -> None:
             subtask=subtask,
             now_ms=clock.now_ms,
             ordered_s=time.monotonic(),
+            size_bytes=weight.base_bytes + weight.change_bytes,
         )
         place(manager, order)
     start_unless_there(manager)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from cairn.errors import FencedError
 from cairn.locks import release, retake
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.carry_out import carry_out
+from cairn.runtime.materialization.carry_out import carry_out_all
 from cairn.runtime.materialization.order import Order, is_any_placed, placed, remove
 from cairn.runtime.materialization.parent import ProcessIdentity, identity_of
 from cairn.runtime.materialization.progress import (
@@ -22,11 +22,18 @@ from cairn.runtime.materialization.progress import (
     is_given_up,
     progress_of,
     record_progress,
+    suspect,
 )
-from cairn.runtime.materialization.write import Compute
+from cairn.runtime.materialization.write import CHUNK_BYTES, Compute
 
 IDLE_S = 30.0
 """How long the process stays without an order. Its start costs more than it does meanwhile."""
+
+TOGETHER = 16
+"""Orders that are carried out with one transaction of each kind. The one that installs them holds
+the job's lock, which batches wait for: some milliseconds for each."""
+TOGETHER_BYTES = CHUNK_BYTES
+"""About how many bytes they have together: that of one segment, as they are in memory at once."""
 
 _PAUSE_S = 0.2
 
@@ -69,9 +76,9 @@ def _serve(manager: TaskManager, start: Start, computing: Computing) -> str:
     idle_since_s = time.monotonic()
     while (reason := _reason_to_end(start)) is None:
         orders = placed(manager)
-        for order in orders:
+        for together in _together(manager, orders):
             if _reason_to_end(start) is None:
-                take(manager, order, computing)
+                take(manager, together, computing)
                 idle_since_s = time.monotonic()
         idle_s = time.monotonic() - idle_since_s
         if idle_s > IDLE_S and is_let_go(manager, start.lock):
@@ -102,20 +109,48 @@ def is_let_go(manager: TaskManager, lock: int) -> bool:
     return not retake(lock)  # the next process may be there already
 
 
-def take(manager: TaskManager, order: Order, computing: Computing) -> None:
-    """Carries out an order, unless it was done or given up before, and removes it.
+def _together(manager: TaskManager, orders: Sequence[Order]) -> Iterator[Sequence[Order]]:
+    """Yields the orders, those together that share their transactions: few bytes, none apart."""
+    some: list[Order] = []
+    size_bytes = 0
+    for order in orders:
+        # Alone, so that what kills the process or fails counts for no other subtask.
+        is_apart = progress_of(manager, order.subtask).is_apart
+        size_bytes += order.size_bytes
+        if some and (is_apart or size_bytes > TOGETHER_BYTES or len(some) == TOGETHER):
+            yield some
+            some, size_bytes = [], order.size_bytes
+        some.append(order)
+        if is_apart:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some
+
+
+def take(manager: TaskManager, orders: Sequence[Order], computing: Computing) -> None:
+    """Carries out orders, but for those that were done or given up before, and removes them.
 
     Raises:
         FencedError: a newer run has begun a batch, or removed this run's directory.
     """
-    progress = progress_of(manager, order.subtask)
-    is_done = progress.done_ms >= order.now_ms  # by one that was killed before it removed it
-    if not is_done and not is_given_up(manager, progress):
-        count_as_failed(manager, order.subtask, progress)
+    known = [(order, progress_of(manager, order.subtask)) for order in orders]
+    due = [
+        (order, progress)
+        for order, progress in known
+        # Done by one that was killed before it removed it.
+        if progress.done_ms < order.now_ms and not is_given_up(manager, progress)
+    ]
+    if due:
+        begin = count_as_failed if len(due) == 1 else suspect
+        for order, progress in due:
+            begin(manager, order.subtask, progress)
         # Where cores are always busy, a patient one would never end.
         most_s = manager.run.settings.materialize_interval_ms / 2000
-        has_waited = time.monotonic() - order.ordered_s > most_s
-        with computing(not progress.failures and not has_waited) as compute:
-            carry_out(manager, order, compute)
+        has_waited = any(time.monotonic() - order.ordered_s > most_s for order, _ in due)
+        is_apart = any(progress.is_apart for _, progress in due)
+        with computing(not is_apart and not has_waited) as compute:
+            carry_out_all(manager, [order for order, _ in due], compute)
     # Last: whoever finds no order finds the result.
-    remove(manager, order.subtask)
+    for order in orders:
+        remove(manager, order.subtask)

@@ -15,11 +15,11 @@ from functools import partial
 from sqlalchemy import Connection
 
 import cairn.segments.format as segment_format
-from cairn.catalog.job.files import WrittenFile
-from cairn.catalog.job.materializations import Materialized, Replay, install, replay_of
+from cairn.catalog.job.files import Uploaded, WrittenFile
+from cairn.catalog.job.materializations import Materialized, Replay, install, replays_of
 from cairn.catalog.job.segments import read_one_instant
 from cairn.errors import RefusedError
-from cairn.handles import SegmentHandle, SegmentSpec
+from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import exclusive_file, shared_file
 from cairn.runtime.commit.file_merging import AppendableFile, fill_files, is_full
@@ -81,37 +81,116 @@ def materialize(
         FencedError: a newer run has begun a batch.
         StorageError, MetastoreError: it may be tried again; the written bytes have no handle.
     """
-    run, subtask, position = context.run, context.subtask, reader.position()
-    if position is None or position.checkpoint_id == 0 or position.epoch > run.epoch:
-        return None
-    key_groups, as_of = context.key_groups, position.checkpoint_id
+    [made] = materialize_all([(context, reader)], full_from_share=full_from_share, compute=compute)
+    return made
 
-    def look_up(connection: Connection) -> Replay:
-        read_one_instant(connection)
-        return replay_of(connection, run.job_id, as_of, key_groups)
 
-    replay = run.catalog.run(f"find what subtask {subtask} of job {run.job} would replay", look_up)
-    if replay.lineage != position.lineage or (replay.is_based and not replay.changes):
-        return None
-    replaced: Sequence[SegmentHandle] | None = None
-    if replay.is_based and replay.share <= full_from_share:
-        replaced = replay.changes
-        pieces = _increment(context, reader, replay)
-    else:
-        pieces = chunks(reader, key_groups, CHUNK_BYTES)
-    kind = SegmentKind.KEYED_FULL if replaced is None else SegmentKind.KEYED_INCREMENT
-    # A generator, so that `compute` decides which thread does the work.
-    encoded = (_encode(context, kind, chunk, as_of) for chunk in pieces)
+def materialize_all(
+    subtasks: Sequence[tuple[SubtaskContext, LocalReader]],
+    *,
+    full_from_share: float = FULL_FROM_SHARE,
+    compute: Compute = iter,
+) -> list[Materialized | None]:
+    """Does what `materialize` does for subtasks of one run, with one transaction of each kind.
+
+    All or none of them is installed. The segments of several are in memory at once.
+    """
+    work: list[_Work | None] = [
+        _work(context, reader, replay, full_from_share)
+        for (context, reader), replay in zip(subtasks, _replays(subtasks), strict=True)
+    ]
+    to_do = [one for one in work if one is not None]
     with ExitStack() as held:
-        slot = shared_slot(context.manager, subtask, held)
-        written = _write_all(context, compute(encoded), as_of, slot)
-        run.catalog.run(
-            f"install the materialization of subtask {subtask} of job {run.job}",
-            lambda connection: install(connection, context.batch, subtask, written, replaced),
-        )
+        slots = [shared_slot(one.context.manager, one.context.subtask, held) for one in to_do]
+        if len(to_do) == 1:
+            written = [_write_all(to_do[0], compute(_encoded(to_do[0])), slots[0])]
+        else:
+            written = _write_together(to_do, slots, compute)
+        if to_do:
+            _install(to_do, written)
         # After the installation: more may follow only bytes that have handles.
-        _leave_open(slot, context, *written[-1])
-    return Materialized.of([handle for _, handle in written])
+        for one, slot, files in zip(to_do, slots, written, strict=True):
+            _leave_open(slot, one.context, *files[-1])
+    made = iter(written)
+    return [
+        None if one is None else Materialized.of([handle for _, handle in next(made)])
+        for one in work
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What is to be written for a subtask: bases, or an increment instead of `replaced`."""
+
+    context: SubtaskContext
+    as_of_checkpoint: int
+    replaced: Sequence[SegmentHandle] | None
+    pieces: Iterator[Chunk]
+
+
+def _replays(subtasks: Sequence[tuple[SubtaskContext, LocalReader]]) -> list[Replay | None]:
+    """Returns what each subtask would replay, as of one instant; None where it must not be read."""
+    wanted: dict[int, list[int]] = {}
+    for place, (context, reader) in enumerate(subtasks):
+        at = reader.position()
+        if at is not None and at.checkpoint_id and at.epoch <= context.run.epoch:
+            wanted.setdefault(at.checkpoint_id, []).append(place)
+    replays: list[Replay | None] = [None] * len(subtasks)
+    if not wanted:
+        return replays
+    run = subtasks[0][0].run
+
+    def look_up(connection: Connection) -> None:
+        read_one_instant(connection)
+        for as_of, places in wanted.items():
+            shares = [subtasks[place][0].key_groups for place in places]
+            found = replays_of(connection, run.job_id, as_of, shares)
+            for place, replay in zip(places, found, strict=True):
+                replays[place] = replay
+
+    names = ", ".join(str(context.subtask) for context, _ in subtasks)
+    run.catalog.run(f"find what subtask {names} of job {run.job} would replay", look_up)
+    return replays
+
+
+def _work(
+    context: SubtaskContext, reader: LocalReader, replay: Replay | None, full_from_share: float
+) -> _Work | None:
+    """Returns what is to be written, if anything has changed in a state that is to be read."""
+    position = reader.position()
+    if replay is None or position is None or replay.lineage != position.lineage:
+        return None
+    if replay.is_based and not replay.changes:
+        return None
+    is_increment = replay.is_based and replay.share <= full_from_share
+    return _Work(
+        context=context,
+        as_of_checkpoint=position.checkpoint_id,
+        replaced=replay.changes if is_increment else None,
+        pieces=_increment(context, reader, replay)
+        if is_increment
+        else chunks(reader, context.key_groups, CHUNK_BYTES),
+    )
+
+
+def _encoded(work: _Work) -> Iterator[Encoded]:
+    # A generator, so that `compute` decides which thread does the work.
+    kind = SegmentKind.KEYED_FULL if work.replaced is None else SegmentKind.KEYED_INCREMENT
+    return (_encode(work.context, kind, chunk, work.as_of_checkpoint) for chunk in work.pieces)
+
+
+def _install(
+    to_do: Sequence[_Work], written: Sequence[Sequence[tuple[WrittenFile, SegmentHandle]]]
+) -> None:
+    run = to_do[0].context.run
+
+    def work(connection: Connection) -> None:
+        for one, segments in zip(to_do, written, strict=True):
+            context = one.context
+            install(connection, context.batch, context.subtask, segments, one.replaced)
+
+    names = ", ".join(str(one.context.subtask) for one in to_do)
+    run.catalog.run(f"install the materialization of subtask {names} of job {run.job}", work)
 
 
 def _increment(context: SubtaskContext, reader: LocalReader, replay: Replay) -> Iterator[Chunk]:
@@ -174,18 +253,16 @@ def _encode(
 
 
 def _write_all(
-    context: SubtaskContext,
-    segments: Iterable[Encoded],
-    as_of_checkpoint: int,
-    slot: Slot | None,
+    work: _Work, segments: Iterable[Encoded], slot: Slot | None
 ) -> list[tuple[WrittenFile, SegmentHandle]]:
     """Writes files, the first at the end of the one at rest in the slot; returns each segment."""
     # Before the bytes, as in a group commit: a killed writer leaves no file to continue.
     appends_to = slot.give_up() if slot is not None else None
+    context, as_of = work.context, work.as_of_checkpoint
     written: list[tuple[WrittenFile, SegmentHandle]] = []
     for file in fill_files(segments, lambda s: len(s.data), context.settings, appends_to):
         try:
-            written += _write(context, file, as_of_checkpoint, appends_to)
+            written += _write(context, file, as_of, appends_to)
         except RefusedError as refused:
             # Nothing of it has a handle. Cleanup may have deleted the file that was to be
             # continued, once another executor's bases replaced all segments in it.
@@ -193,9 +270,35 @@ def _write_all(
                 raise
             facts = {"job": context.run.job, "subtask": context.subtask, "error": str(refused)}
             _log.warning("materialization refused; again, to a new file", extra=facts)
-            written += _write(context, file, as_of_checkpoint, None)
+            written += _write(context, file, as_of, None)
         appends_to = None
     return written
+
+
+def _write_together(
+    to_do: Sequence[_Work], slots: Sequence[Slot | None], compute: Compute
+) -> list[list[tuple[WrittenFile, SegmentHandle]]]:
+    """Writes a file for each subtask, or the end of the one at rest; returns their segments."""
+    files = [
+        (one, list(compute(_encoded(one))), slot.give_up() if slot is not None else None)
+        for one, slot in zip(to_do, slots, strict=True)
+    ]
+    if not files:
+        return []
+    context = to_do[0].context
+    done = write_files(
+        context.manager,
+        context.store,
+        [
+            _file_of(one.context, segments, one.as_of_checkpoint, appends_to)
+            for one, segments, appends_to in files
+        ],
+        claims=[claim for one in to_do if (claim := _claim_of(one.context)) is not None],
+    )
+    return [
+        list(_placed(uploaded, segments, appends_to))
+        for uploaded, (_, segments, appends_to) in zip(done, files, strict=True)
+    ]
 
 
 def _leave_open(
@@ -218,15 +321,36 @@ def _write(
     as_of_checkpoint: int,
     appends_to: AppendableFile | None,
 ) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
-    """Writes one file, or the end of one; yields each of its segments with it."""
+    """Writes one file, or the end of one; returns each of its segments with it."""
+    file, claim = _file_of(context, segments, as_of_checkpoint, appends_to), _claim_of(context)
+    claims = [] if claim is None else [claim]
+    [written] = write_files(context.manager, context.store, [file], claims=claims)
+    return _placed(written, segments, appends_to)
+
+
+def _claim_of(context: SubtaskContext) -> DirectoryHandle | None:
+    run = context.run
+    return run.shared_directory(context.subtask) if run.settings.merging_enabled else None
+
+
+def _file_of(
+    context: SubtaskContext,
+    segments: Sequence[Encoded],
+    as_of_checkpoint: int,
+    appends_to: AppendableFile | None,
+) -> FileWrite:
     run, subtask = context.run, context.subtask
-    directory = run.shared_directory(subtask) if run.settings.merging_enabled else None
     path_of = partial(shared_file, run.job_id, subtask, run.parallelism)
-    if directory is None:
+    if not run.settings.merging_enabled:
         path_of = partial(exclusive_file, run.job_id, as_of_checkpoint, subtask)
     target = Target(batch=context.batch, scope=Scope.SHARED, path_of=path_of, is_changelog=False)
-    write = FileWrite(target, lambda: [segment.data for segment in segments], appends_to)
-    [written] = write_files(context.manager, context.store, [write], claim=directory)
+    return FileWrite(target, lambda: [segment.data for segment in segments], appends_to)
+
+
+def _placed(
+    written: Uploaded, segments: Sequence[Encoded], appends_to: AppendableFile | None
+) -> Iterator[tuple[WrittenFile, SegmentHandle]]:
+    """Yields each of a file's segments with it."""
     offset = appends_to.size_bytes if appends_to else 0
     for segment in segments:
         yield written.file, segment.spec.at(written.path, offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,12 @@ class Groups:
     """How many rows each key has, in order of the table."""
 
 
-def group(table: pa.Table, keys: KeyColumns) -> Groups:
-    """Returns a table's rows by key.
+def group(table: pa.Table, keys: KeyColumns, owners: Codes | None = None) -> Groups:
+    """Returns a table's rows by key, first by the owner of each row where those are given.
 
     Keys are in the order of their first row where there is one key column, a key's rows in the
     order of the table. Null is a key like any other; all NaNs are one key, and -0.0 is 0.0, as in
-    Spark's grouping.
+    Spark's grouping. Equal keys have one owner.
 
     Raises:
         BadInputError: a key column holds maps.
@@ -50,7 +51,7 @@ def group(table: pa.Table, keys: KeyColumns) -> Groups:
     table = table.combine_chunks()
     codes = _codes_of_rows(table, keys)
     # Stable: the rows of a key stay in their order.
-    order = np.argsort(codes, kind="stable")
+    order = np.argsort(codes, kind="stable") if owners is None else np.lexsort((codes, owners))
     codes = codes[order]
     starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
     starts = starts[: len(codes)]
@@ -64,6 +65,25 @@ def group(table: pa.Table, keys: KeyColumns) -> Groups:
         keys=_keys(first_rows, keys),
         counts=np.diff(starts, append=len(codes)).tolist(),
     )
+
+
+def split(groups: Groups, owners: Sequence[int]) -> Iterator[tuple[int, Groups]]:
+    """Yields the part of each owner; `owners` has that of each key, whose parts are together."""
+    first_key = first_row = 0
+    for owner, of_owner in groupby(owners):
+        end_key = first_key + sum(1 for _ in of_owner)
+        counts = groups.counts[first_key:end_key]
+        end_row = first_row + sum(counts)
+        yield (
+            owner,
+            Groups(
+                table=groups.table.slice(first_row, end_row - first_row),
+                hashes=groups.hashes[first_key:end_key],
+                keys=iter([*islice(groups.keys, len(counts))]),
+                counts=counts,
+            ),
+        )
+        first_key, first_row = end_key, end_row
 
 
 def distinct_keys(batch: pa.RecordBatch, keys: KeyColumns) -> list[Any]:

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from cairn.runtime.processing.frames import KeyView, frame_of, frames_to_batch, key_in_frames
 from cairn.runtime.processing.grouping import Groups, KeyColumns, group
-from cairn.runtime.processing.operator_spec import UNLIMITED, FrameSettings
+from cairn.runtime.processing.operator_spec import UNLIMITED, FrameSettings, OperatorSpec
 from cairn.runtime.processing.output_rows import rows_to_batch
 from cairn.runtime.processing.rows import rows_of
 from cairn.runtime.processing.task_input import KeyedRows
@@ -61,8 +61,7 @@ class RowIO:
             key_hash, key = _only_key(first, keys)
             yield key_hash, key, (row for t in chain([first], tables) for row in rows_of(t, schema))
             return
-        for table in keyed.tables:
-            groups = group(table, keys)
+        for groups in _groups_of(keyed, keys):
             rows = rows_of(groups.table, schema)
             for key_hash, key, count in zip(groups.hashes, groups.keys, groups.counts, strict=True):
                 rows_of_key = islice(rows, count)
@@ -120,8 +119,7 @@ class PandasIO:
                 ),
             )
             return
-        for table in keyed.tables:
-            groups = group(table, keys)
+        for groups in _groups_of(keyed, keys):
             everything = frame_of(groups.table, schema, self._settings)
             rows_per_frame = self._rows_per_frame(groups.table)
             start = 0
@@ -160,6 +158,19 @@ class PandasIO:
             self._emit(frames_to_batch(self._frames, self._output_schema, self._settings))
             self._frames.clear()
             self._rows = 0
+
+
+def io_of(operator: OperatorSpec, emit: Callable[[pa.RecordBatch], None]) -> ProcessorIO:
+    """Returns the form of an operator's processor, for any number of subtasks."""
+    if operator.uses_pandas:
+        return PandasIO(operator.output_schema, emit, operator.frames)
+    return RowIO(operator.output_schema, emit)
+
+
+def _groups_of(keyed: KeyedRows, keys: KeyColumns) -> Iterator[Groups]:
+    if keyed.groups is not None:
+        return iter([keyed.groups])
+    return (group(table, keys) for table in keyed.tables)
 
 
 def _each(groups: Groups) -> Iterator[tuple[int, tuple[Any, ...], int]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -20,7 +19,7 @@ from cairn.keygroups import KeyGroupRange
 from cairn.runtime.processing.grouping import KeyColumns
 from cairn.runtime.processing.operator_spec import OperatorSpec
 from cairn.runtime.processing.preemptive_persist import PreemptivePersist
-from cairn.runtime.processing.processor_io import PandasIO, ProcessorIO, RowIO
+from cairn.runtime.processing.processor_io import ProcessorIO
 from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import state_prefix
@@ -48,7 +47,7 @@ def process(
     *,
     initial: Iterable[KeyedRows],
     rows: Iterable[KeyedRows],
-    emit: Callable[[pa.RecordBatch], None],
+    io: ProcessorIO,
     persist: Callable[[Overlay], PreemptivePersist] | None = None,
     lists: Lists | None = None,
 ) -> Overlay:
@@ -56,13 +55,14 @@ def process(
 
     The subtask's operator lists are changed in place; None for empty ones that nobody reads later.
     Timers fire after all rows, in order of expiry: those that are due when the first one fires,
-    as in Spark. Then expired entries are removed. `emit` takes the output piece by piece;
-    what `persist` makes takes changes meanwhile, and the overlay has the rest.
+    as in Spark. Then expired entries are removed. `io` collects the output, and is to be flushed
+    after the last subtask; what `persist` makes takes changes meanwhile, and the overlay has the
+    rest.
     """
     overlay = Overlay(reader)
     after_each = iter if persist is None else persist(overlay).after_each
     handle = StateHandle(operator.states, overlay, Row, times, lists)
-    work = _Work(operator, share, times, handle, _io_of(operator, emit), after_each)
+    work = _Work(operator, share, times, handle, io, after_each)
     processor = operator.new_processor()
     processor.init(handle)  # type: ignore[arg-type]  # the same methods, not the same class
     work.initialise(processor, initial)
@@ -70,7 +70,6 @@ def process(
     work.handle_rows(processor, rows)
     work.fire_timers(processor, _due_timers(overlay, share.key_groups, times))
     processor.close()
-    work.io.flush()
     has_ttl = any(variable.ttl_ms is not None for variable in operator.states.values())
     if has_ttl or operator.dropped_state_ids:  # a dropped one's index is removed as it expires
         purge_expired(overlay, share.key_groups, times.processing_ms)
@@ -170,9 +169,3 @@ class _Work:
         for key_hash, key, rows in self.io.by_key(keyed, keys, schema):
             self.handle.set_key(key_hash % self._share.max_parallelism, self._key_codec.encode(key))
             yield key, rows
-
-
-def _io_of(operator: OperatorSpec, emit: Callable[[pa.RecordBatch], None]) -> ProcessorIO:
-    if operator.uses_pandas:
-        return PandasIO(operator.output_schema, emit, operator.frames)
-    return RowIO(operator.output_schema, emit)

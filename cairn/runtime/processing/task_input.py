@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import RefusedError
-from cairn.runtime.processing.grouping import KeyColumns, distinct_keys, rows_of_key
+from cairn.runtime.processing.grouping import (
+    Groups,
+    KeyColumns,
+    distinct_keys,
+    group,
+    rows_of_key,
+    split,
+)
 from cairn.runtime.processing.operator_spec import INPUT_COLUMN, KEY_HASH_COLUMN, OperatorSpec
 from cairn.runtime.processing.spill import SpillDirectory, SpillFile
 
@@ -38,10 +45,14 @@ class InputCounts:
 
 @dataclass(frozen=True, slots=True)
 class KeyedRows:
-    """Some whole keys in one table, or the one key of several tables."""
+    """Some whole keys in one table, or the one key of several tables.
+
+    `groups` are those of the one table, if they are known already.
+    """
 
     tables: Iterable[pa.Table]
     is_one_key: bool
+    groups: Groups | None = None
 
 
 class TaskInput:
@@ -76,6 +87,7 @@ class TaskInput:
         self._first_bits = max(0, _BITS - (len(subtasks) - 1).bit_length())
         self._batches: list[pa.RecordBatch] = []
         self._size_bytes = 0
+        self._by_subtask: dict[int, KeyedRows] = {}
         self._files: dict[tuple[int, int], _Bucket] = {}
         self._rows = dict.fromkeys(subtasks, 0)
         self._late_rows = dict.fromkeys(subtasks, 0)
@@ -107,14 +119,24 @@ class TaskInput:
     def keyed_rows(self, subtask: int) -> Iterator[KeyedRows]:
         """Yields a subtask's rows, those of a key together. Call it once per subtask, in order."""
         if self._batches:
-            table = pa.Table.from_batches(self._batches)
-            if len(self._subtasks) > 1:
-                table = table.filter(pa.array(self._subtasks_of(_hashes(table)) == subtask))
-            if table.num_rows:
-                yield KeyedRows([table], is_one_key=False)
+            self._by_subtask, self._batches = self._split(self._batches), []
+        if subtask in self._by_subtask:
+            yield self._by_subtask.pop(subtask)
         for (owner, _), bucket in sorted(self._files.items()):
             if owner == subtask:
                 yield from self._keyed_rows_of(bucket, self._first_bits)
+
+    def _split(self, batches: list[pa.RecordBatch]) -> dict[int, KeyedRows]:
+        """Returns the rows of each subtask that has any, in their order."""
+        table = pa.Table.from_batches(batches)
+        # At once: to group the few rows of a subtask takes as long as to group many.
+        is_alone = len(self._subtasks) == 1
+        groups = group(table, self._keys, None if is_alone else self._subtasks_of(_hashes(table)))
+        owners = self._subtasks_of(np.array(groups.hashes, np.int32).view(np.uint32)).tolist()
+        return {
+            subtask: KeyedRows([part.table], is_one_key=False, groups=part)
+            for subtask, part in split(groups, owners)
+        }
 
     def _subtasks_of(self, hashes: Hashes) -> npt.NDArray[np.int64]:
         # Signed, with numpy's floored remainder: so it equals Spark's pmod.

@@ -83,8 +83,7 @@ def _put(run: RunContext, store: ObjectStore, subtask: int, table: pa.Table) -> 
         f"record the write of {path}",
         lambda connection: intend_initial_rows(
             connection,
-            run.job_id,
-            run.epoch,
+            run.ref,
             IntendedFile(file_id=file_id, path=path, scope=Scope.SHARED),
             run.shared_directory(subtask),
         ),

@@ -29,7 +29,7 @@ def write_manifest_if_due(manager: TaskManager, store: ObjectStore, parent: Pare
     run = manager.run
     try:
         if parent.checkpoint_id - _newest(manager) >= run.settings.manifest_interval:
-            write_manifest(run.catalog, store, run.job_id, parent.checkpoint_id, epoch=run.epoch)
+            write_manifest(run.catalog, store, parent.checkpoint_id, run=run.ref)
             # In a file, as the next batch's task is another process; it saves that one a look-up.
             _note(manager, parent.checkpoint_id)
     except (StoreFailedError, RefusedError, CorruptSegmentError) as error:

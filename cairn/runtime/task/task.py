@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.processing.operator_spec import OperatorSpec
 from cairn.runtime.processing.preemptive_persist import PreemptivePersist
+from cairn.runtime.processing.processor_io import ProcessorIO, io_of
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.spill import Output, SpillDirectory
 from cairn.runtime.processing.task_input import TaskInput, subtasks_by_key_group
@@ -75,10 +76,11 @@ def run_task(
                 operator=operator,
                 attempt=attempt,
                 input=task_input,
-                output=output,
+                # One for all subtasks: to make Arrow of few rows costs as much as of many.
+                io=io_of(operator, partial(_emit, operator, start.late_watermark_ms, output)),
                 parents=ParentLists(attempt),
             )
-            attempt.commit([task.run_subtask(subtask) for subtask in subtasks])
+            attempt.commit(task.run(subtasks))
         # One task is enough, and every batch has a partition 0.
         if run.settings.manifest_interval and context.partitionId() == 0:
             write_manifest_if_due(manager, attempt.store, start.parent)
@@ -92,10 +94,17 @@ class _Task:
     operator: OperatorSpec
     attempt: Attempt
     input: TaskInput
-    output: Output
+    io: ProcessorIO
     parents: ParentLists
 
-    def run_subtask(self, subtask: int) -> FinishedSubtask:
+    def run(self, subtasks: Sequence[int]) -> list[FinishedSubtask]:
+        """Does the subtasks, up to all of their output."""
+        finished = [self._run_subtask(subtask) for subtask in subtasks]
+        # Before the commit: output that is refused refuses the batch.
+        self.io.flush()
+        return finished
+
+    def _run_subtask(self, subtask: int) -> FinishedSubtask:
         lists = self.parents.of(subtask)
         work = partial(self._process, subtask, lists)
         finished = self.attempt.run_subtask(subtask, self.input.counts(subtask), work)
@@ -114,7 +123,7 @@ class _Task:
             _times(operator, start),
             initial=initial,
             rows=self.input.keyed_rows(subtask),
-            emit=partial(_emit, operator, start.late_watermark_ms, self.output),
+            io=self.io,
             persist=partial(
                 PreemptivePersist, log=log, threshold_bytes=settings.preemptive_persist_bytes
             ),
@@ -159,6 +168,7 @@ def run_batch_task(
             operator, one_group, range(1), late_ms=None, spill=spill, memory_bytes=memory_bytes
         )
         task_input.read(rows)
+        io = io_of(operator, output.add)
         process(
             operator,
             Share(KeyGroupRange(0, 1), 1),
@@ -166,8 +176,9 @@ def run_batch_task(
             times,
             initial=initial,
             rows=task_input.keyed_rows(0),
-            emit=output.add,
+            io=io,
         )
+        io.flush()
         yield from output.read()
 
 

@@ -11,9 +11,13 @@ CREATE TABLE cairn.jobs (
     query_id TEXT,
     current_epoch BIGINT DEFAULT '0' NOT NULL,
     next_checkpoint_id BIGINT DEFAULT '1' NOT NULL,
+    history_retention_ms BIGINT DEFAULT '604800000' NOT NULL,
+    history_max_checkpoints BIGINT DEFAULT '500000' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     CONSTRAINT pk_jobs PRIMARY KEY (job_id),
     CONSTRAINT ck_jobs__num_retained_enough CHECK (num_retained >= 2),
+    CONSTRAINT ck_jobs__history_long_enough
+        CHECK (history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000),
     CONSTRAINT uq_jobs__name UNIQUE (name)
 );
 
@@ -42,6 +46,11 @@ CREATE TABLE cairn.runs (
     watermark_job_id TEXT,
     state_ids BIGINT[] DEFAULT '{}' NOT NULL,
     deleted_state_ids BIGINT[] DEFAULT '{}' NOT NULL,
+    layouts JSONB DEFAULT '{}' NOT NULL,
+    time_mode TEXT,
+    num_retained BIGINT,
+    history_retention_ms BIGINT,
+    history_max_checkpoints BIGINT,
     registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     started_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_runs PRIMARY KEY (job_id, epoch),
@@ -94,6 +103,9 @@ CREATE TABLE cairn.checkpoints (
 
 CREATE INDEX ix_checkpoints__job_id_query_id_batch_id
     ON cairn.checkpoints (job_id, query_id, batch_id);
+
+CREATE INDEX ix_checkpoints__ended ON cairn.checkpoints (job_id, ended_at)
+    WHERE status IN ('SUBSUMED', 'ABORTED');
 
 CREATE INDEX ix_checkpoints__retained ON cairn.checkpoints (job_id, checkpoint_id)
     WHERE status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED');
@@ -169,6 +181,9 @@ CREATE TABLE cairn.physical_files (
         REFERENCES cairn.physical_files (file_id)
 );
 
+CREATE INDEX ix_physical_files__deleted ON cairn.physical_files (job_id, deleted_at)
+    WHERE status = 'DELETED';
+
 CREATE INDEX ix_physical_files__retry_of ON cairn.physical_files (retry_of)
     WHERE retry_of IS NOT NULL;
 
@@ -208,6 +223,8 @@ CREATE TABLE cairn.deletions (
         REFERENCES cairn.maintenance_runs (maintenance_run_id)
 );
 
+CREATE INDEX ix_deletions__maintenance_run_id ON cairn.deletions (maintenance_run_id);
+
 CREATE INDEX ix_deletions__open ON cairn.deletions (job_id, file_id) WHERE done_at IS NULL;
 
 CREATE TABLE cairn.pins (
@@ -224,8 +241,7 @@ CREATE TABLE cairn.pins (
     CONSTRAINT ck_pins__kind_known CHECK (kind IN ('pin', 'savepoint'))
 );
 
-CREATE INDEX ix_pins__job_id_checkpoint_id ON cairn.pins (job_id, checkpoint_id)
-    WHERE removed_at IS NULL;
+CREATE INDEX ix_pins__job_id_checkpoint_id ON cairn.pins (job_id, checkpoint_id);
 
 CREATE TABLE cairn.placed_segments (
     segment_id UUID NOT NULL,
@@ -262,6 +278,9 @@ CREATE INDEX ix_placed_segments__file_id ON cairn.placed_segments (file_id);
 
 CREATE INDEX ix_placed_segments__job_id_first_checkpoint
     ON cairn.placed_segments (job_id, first_checkpoint);
+
+CREATE INDEX ix_placed_segments__key_groups ON cairn.placed_segments USING gist (key_groups)
+    WHERE status = 'LIVE';
 
 CREATE INDEX ix_placed_segments__live ON cairn.placed_segments (job_id, first_checkpoint) WHERE status = 'LIVE';
 
@@ -351,3 +370,51 @@ CREATE INDEX ix_group_commits__job_id_checkpoint_id
 
 CREATE INDEX ix_group_commits__live ON cairn.group_commits (job_id, checkpoint_id)
     WHERE status = 'LIVE';
+
+CREATE TABLE cairn.history_days (
+    job_id TEXT NOT NULL,
+    day DATE NOT NULL,
+    checkpoints_subsumed BIGINT DEFAULT '0' NOT NULL,
+    checkpoints_aborted BIGINT DEFAULT '0' NOT NULL,
+    subtasks BIGINT DEFAULT '0' NOT NULL,
+    group_commits BIGINT DEFAULT '0' NOT NULL,
+    input_rows BIGINT DEFAULT '0' NOT NULL,
+    late_rows BIGINT DEFAULT '0' NOT NULL,
+    segments BIGINT DEFAULT '0' NOT NULL,
+    segment_bytes BIGINT DEFAULT '0' NOT NULL,
+    uploads BIGINT DEFAULT '0' NOT NULL,
+    upload_requests BIGINT DEFAULT '0' NOT NULL,
+    upload_retries BIGINT DEFAULT '0' NOT NULL,
+    upload_hedges BIGINT DEFAULT '0' NOT NULL,
+    failed_uploads BIGINT DEFAULT '0' NOT NULL,
+    uploaded_bytes BIGINT DEFAULT '0' NOT NULL,
+    upload_ms BIGINT DEFAULT '0' NOT NULL,
+    files BIGINT DEFAULT '0' NOT NULL,
+    files_sealed BIGINT DEFAULT '0' NOT NULL,
+    file_bytes BIGINT DEFAULT '0' NOT NULL,
+    materializations BIGINT DEFAULT '0' NOT NULL,
+    materialized_bytes BIGINT DEFAULT '0' NOT NULL,
+    CONSTRAINT pk_history_days PRIMARY KEY (job_id, day),
+    CONSTRAINT fk_history_days__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
+CREATE TABLE cairn.materialization_totals (
+    job_id TEXT NOT NULL,
+    subtask BIGINT NOT NULL,
+    started BIGINT DEFAULT '0' NOT NULL,
+    completed BIGINT DEFAULT '0' NOT NULL,
+    failed BIGINT DEFAULT '0' NOT NULL,
+    epoch BIGINT NOT NULL,
+    run_started BIGINT DEFAULT '0' NOT NULL,
+    run_completed BIGINT DEFAULT '0' NOT NULL,
+    run_failed BIGINT DEFAULT '0' NOT NULL,
+    run_bytes BIGINT DEFAULT '0' NOT NULL,
+    last_duration_ms BIGINT,
+    last_full_bytes BIGINT,
+    last_increment_bytes BIGINT,
+    last_completed_at TIMESTAMP WITH TIME ZONE,
+    last_error TEXT,
+    CONSTRAINT pk_materialization_totals PRIMARY KEY (job_id, subtask),
+    CONSTRAINT fk_materialization_totals__job_id FOREIGN KEY (job_id)
+        REFERENCES cairn.jobs (job_id)
+);

@@ -6,16 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
 
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization import write as materialize
 from tests.runtime.file_rows import files, rows
 from tests.runtime.merging_stream import SUBTASKS, CountingStore, Stream, subtasks_by_file
+from tests.runtime.sent import watch
 from tests.runtime.tasks import on_host
 
 
@@ -28,38 +27,21 @@ def test_with_the_defaults_a_commit_is_an_intent_a_put_and_an_ack(stream: Stream
     stream.restart()
     stream.batch()
     store = CountingStore(stream.storage)
-    statements: list[str] = []
-    commits: list[str] = []
-
-    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        statements.append(" ".join(statement.split()[:3]))
-
-    def end(*_: Any) -> None:
-        commits.append(statements[-1])
-
+    sent: list[tuple[str, bool]] = []
     waiting = [task.steps() for task in stream.tasks(store=store)]
     for steps in waiting:
         while next(steps) != "asked":
             pass
-    event.listen(Engine, "before_cursor_execute", note)
-    event.listen(Engine, "commit", end)
+    end = watch(lambda _, text, is_whole: sent.append((text.strip().partition("(")[0], is_whole)))
     try:
         list(waiting[0])
     finally:
-        event.remove(Engine, "before_cursor_execute", note)
-        event.remove(Engine, "commit", end)
+        end()
     assert store.requests == ["put"]
-    assert len(commits) == 2
-    assert statements == [
-        "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(job_id)s, 0));",
-        "INSERT INTO cairn.physical_files",
-        "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(job_id)s, 0));",
-        "SELECT status, epoch,",
-        "SELECT subtasks, task_attempts,",
-        "UPDATE cairn.physical_files AS",
-        "INSERT INTO cairn.group_commits",
-        "SELECT cairn.complete_checkpoint(%(job_id)s, %(checkpoint_id)s)",
-    ]
+    assert sent == [
+        ("SELECT cairn.intend_files", True),
+        ("SELECT * FROM cairn.acknowledge", True),
+    ], "each is a transaction"
 
 
 def test_merging_puts_an_executors_segments_in_one_file_of_its_directory(stream: Stream) -> None:

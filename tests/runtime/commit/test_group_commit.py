@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy import text
 
 from cairn.errors import FencedError, StorageError
+from cairn.locks import is_free
 from cairn.runtime.commit.commit_files import Request
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -133,6 +134,15 @@ def wait_for_requests(plan: RunContext, number: int) -> None:
         time.sleep(0.005)
 
 
+def wait_for_gathering(plan: RunContext) -> None:
+    """Waits until a task holds the lock under which it gathers what the others ask."""
+    commit_lock = TaskManager(plan, "executor").directory / "commit.lock"
+    deadline = time.monotonic() + 20
+    while is_free(commit_lock):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_tasks_that_wait_for_each_other_share_one_file_and_one_transaction(
     plan: RunContext,
 ) -> None:
@@ -165,6 +175,7 @@ def test_the_others_finish_when_the_holder_is_killed(
         holder, *others = started
         holder.go()
         wait_for_requests(plan, 1)
+        wait_for_gathering(plan)
         for process in others:
             process.go()
         holder.process.join(20)

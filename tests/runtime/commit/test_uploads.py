@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 from benchmarks.slow_s3 import SlowS3
 from cairn.errors import BadInputError, OutcomeUnknownError, StorageError
@@ -35,6 +34,7 @@ from tests.runtime.commit.uploading import (
     until,
 )
 from tests.runtime.forks import FORKS
+from tests.runtime.sent import watch
 from tests.runtime.tasks import QUERY, Task, facts_of, read_back, remember, remembered
 
 SIGNATURE_MIN = 15
@@ -177,17 +177,18 @@ def test_a_first_request_that_ends_while_the_next_intent_is_recorded_counts(
     others = threading.active_count()
     intents = []
 
-    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT INTO cairn.physical_files"):
+    def look(_session: Any, statement: str, _is_transaction: bool) -> None:
+        if "cairn.intend_files(" in statement:
             intents.append(statement)
             if len(intents) == 2:
                 gate.set()
                 until(lambda: threading.active_count() <= others)
 
-    with uploading.plan.catalog.begin() as connection:
-        engine = connection.engine
-    event.listen(engine, "before_cursor_execute", look)
-    uploaded = uploading.upload()
+    end = watch(look)
+    try:
+        uploaded = uploading.upload()
+    finally:
+        end()
     assert (uploaded.stats.requests, len(intents)) == (1, 2)
     assert [uploaded.path] == store.written
 

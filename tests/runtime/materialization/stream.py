@@ -105,4 +105,4 @@ def here(_is_patient: bool) -> AbstractContextManager[Compute]:
 def carry_out_here(manager: TaskManager) -> None:
     """Stands for a process that is there: does what is ordered."""
     for order in placed(manager):
-        take(manager, order, here)
+        take(manager, [order], here)

@@ -67,8 +67,9 @@ def bases(stream: Stream) -> list[object]:
 
 
 def test_orders_are_done_the_oldest_first_and_without_one_the_process_ends(
-    stream: Stream, lock: int
+    stream: Stream, lock: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(serve, "TOGETHER", 1)
     stream.order()
     [due] = placed(stream.manager)
     place(stream.manager, replace(due, subtask=1, ordered_s=due.ordered_s - 1))
@@ -96,12 +97,12 @@ def test_an_order_that_waits_for_long_or_has_failed_is_not_patient(
         patience.append(is_patient)
         return here(is_patient)
 
-    serve.take(stream.manager, due, look)
+    serve.take(stream.manager, [due], look)
     late = replace(due, now_ms=due.now_ms + 1, ordered_s=time.monotonic() - half_s - 1)
-    serve.take(stream.manager, late, look)
+    serve.take(stream.manager, [late], look)
     failed = replace(progress_of(stream.manager, 0), failures=1)
     record_progress(stream.manager, 0, failed)
-    serve.take(stream.manager, replace(due, now_ms=due.now_ms + 2), look)
+    serve.take(stream.manager, [replace(due, now_ms=due.now_ms + 2)], look)
     assert patience == [True, False, False]
 
 
@@ -115,7 +116,7 @@ def test_an_order_that_was_done_or_given_up_is_only_removed(stream: Stream) -> N
         stream.order()
         record_progress(stream.manager, 0, progress)
         [due] = placed(stream.manager)
-        serve.take(stream.manager, due, here)
+        serve.take(stream.manager, [due], here)
         assert not is_placed(stream.manager, 0)
         assert progress_of(stream.manager, 0) == progress
     assert bases(stream) == []
@@ -129,8 +130,8 @@ def test_a_process_killed_at_one_order_three_times_fails_the_subtasks_task(strea
     [due] = placed(stream.manager)
     for _ in range(3):
         with pytest.raises(InterruptedError):
-            serve.take(stream.manager, due, killed)
-    serve.take(stream.manager, due, killed)
+            serve.take(stream.manager, [due], killed)
+    serve.take(stream.manager, [due], killed)
     with pytest.raises(StorageError, match=r"failures in a row: 3.*as a killed process does"):
         stream.order()
     stream.order()

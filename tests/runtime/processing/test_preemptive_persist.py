@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.processing.preemptive_persist import PreemptivePersist
+from cairn.runtime.processing.processor_io import io_of
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.handle import StateDeclaration
@@ -182,7 +183,7 @@ def test_rows_and_timers_make_segments_that_lead_to_the_same_state(threshold_byt
             BatchTimes(TimeMode.PROCESSING_TIME, 1000, 0),
             initial=[],
             rows=[KeyedRows([pa.Table.from_batches([rows])], is_one_key=False)],
-            emit=lambda batch: None,
+            io=io_of(RINGING, lambda batch: None),
             persist=partial(PreemptivePersist, log=log, threshold_bytes=threshold_bytes)
             if paces
             else None,

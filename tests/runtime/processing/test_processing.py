@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.processing.operator_spec import OperatorSpec
+from cairn.runtime.processing.processor_io import io_of
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.task_input import KeyedRows
 from cairn.state.entries import split
@@ -81,6 +82,7 @@ def run_batch(operator: OperatorSpec, committed: Committed, now_ms: int, *keys: 
     """Applies a batch of a row for each key; returns the keys of the output."""
     output: list[pa.RecordBatch] = []
     rows = batch_of([(key, i, None, i * 7, 0) for i, key in enumerate(keys)])
+    io = io_of(operator, output.append)
     overlay = process(
         operator,
         Share(KeyGroupRange(0, MAX_PARALLELISM), MAX_PARALLELISM),
@@ -88,8 +90,9 @@ def run_batch(operator: OperatorSpec, committed: Committed, now_ms: int, *keys: 
         BatchTimes(TimeMode.PROCESSING_TIME, now_ms, 0),
         initial=[],
         rows=[KeyedRows([pa.Table.from_batches([rows])], is_one_key=False)] if keys else [],
-        emit=output.append,
+        io=io,
     )
+    io.flush()
     committed.apply(overlay.changes())
     return [key for batch in output for key in batch.column("key").to_pylist()]
 

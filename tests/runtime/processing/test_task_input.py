@@ -18,7 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cairn.errors import RefusedError
 from cairn.keygroups import KeyGroupRange, subtask_of
-from cairn.runtime.processing.processor_io import RowIO
+from cairn.runtime.processing.processor_io import RowIO, io_of
 from cairn.runtime.processing.processor_run import Share, process
 from cairn.runtime.processing.spill import Output, SpillDirectory
 from cairn.runtime.processing.task_input import KeyedRows
@@ -250,6 +250,7 @@ def test_memory_is_bounded_however_much_there_is(key: str | None) -> None:
     with arrow_memory() as pool, SpillDirectory() as spill:
         task_input = task_input_of(spill, memory_bytes=2 << 20)
         task_input.read(big_batches(48, key))
+        io = io_of(operator_of(Count()), emit)
         process(
             operator_of(Count()),
             Share(KeyGroupRange(0, MAX_PARALLELISM), MAX_PARALLELISM),
@@ -257,8 +258,9 @@ def test_memory_is_bounded_however_much_there_is(key: str | None) -> None:
             BatchTimes(),
             initial=[],
             rows=task_input.keyed_rows(0),
-            emit=emit,
+            io=io,
         )
+        io.flush()
         assert pool.max_memory() < 24 << 20
     assert sum(counted.values()) == 48 * 1024
     assert key is None or counted == {key: 48 * 1024}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
 
 from cairn.errors import CorruptSegmentError
 from cairn.maintenance.cleanup import cleanup_job
@@ -16,6 +15,7 @@ from cairn.state.operator_lists import Lists
 from metastore.enums import PinKind
 from tests.runtime.file_rows import files, objects, rows
 from tests.runtime.merging_stream import SUBTASKS, CountingStore
+from tests.runtime.sent import watch
 from tests.runtime.task.list_stream import (
     BOTH,
     SPLIT,
@@ -112,14 +112,11 @@ def test_lists_are_in_the_file_of_the_changelog_and_without_merging_in_one_of_th
 def statements(work: Any) -> list[str]:
     sent: list[str] = []
 
-    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(" ".join(statement.split()[:3]))
-
-    event.listen(Engine, "before_cursor_execute", note)
+    end = watch(lambda _, statement, _is_transaction: sent.append(" ".join(statement.split()[:3])))
     try:
         work()
     finally:
-        event.remove(Engine, "before_cursor_execute", note)
+        end()
     return sent
 
 
@@ -141,7 +138,7 @@ def test_lists_cost_one_statement_when_a_batch_begins_and_nothing_without_them(
     without, having = sent
     for placed_or_committed in (
         "SELECT cairn.placed_segments.segment_id, cairn.placed_segments.kind,",
-        "SELECT g.checkpoint_id, g.file_id,",
+        "SELECT g.checkpoint_id, CAST(g.file_id",
     ):
         having.remove(placed_or_committed)
     assert having == without
