@@ -86,6 +86,22 @@ def test_a_parent_that_a_subtask_never_acknowledged_is_refused_and_the_subtask_n
     assert steps.statuses() == {1: "IN_PROGRESS"}
 
 
+def test_a_batch_whose_acks_the_metastore_lost_runs_again_as_the_refusal_says(
+    steps: Steps,
+) -> None:
+    batch = steps.ref(steps.register(), 0)
+    steps.ack(batch, steps.begin(batch).checkpoint_id, 0)
+    with pytest.raises(RefusedError, match=r"delete the files from 0 on in .* commits"):
+        steps.begin(steps.ref(1, 1))
+
+    epoch = steps.register()
+    steps.whole_batch(epoch, 0)
+    parent = steps.begin(steps.ref(epoch, 1)).parent
+    assert parent is not None
+    assert parent.checkpoint_id == 2
+    assert set(parent.acks) == {0, 1}
+
+
 def test_a_batch_whose_parent_is_unknown_is_refused(steps: Steps) -> None:
     epoch = steps.register()
     with pytest.raises(RefusedError, match="no checkpoint of batch 6"):

@@ -197,8 +197,11 @@ def _hole(connection: Connection, batch: BatchRef, previous: Mapping[str, Any]) 
     missing = [i for i in range(previous["parallelism"]) if i not in acked]
     return RefusedError(
         f"subtasks {missing} never acknowledged batch {previous['batch']}, so its state is not "
-        "whole: something downstream (a limit, a take in foreachBatch) stopped before all "
-        "partitions ran. Run the whole result of the stateful operator in every batch",
+        "whole. Either something downstream (a limit, a take in foreachBatch) stopped before all "
+        "partitions ran: run the whole result of the stateful operator in every batch. Or the "
+        "metastore lost acknowledgements, as a failover or a backup does: stop the query, delete "
+        f"the files from {previous['batch']} on in the checkpointLocation's commits, and start it "
+        "again; Spark then runs that batch again",
         job=batch.job,
         checkpoint=previous["checkpoint"],
     )
