@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from datetime import UTC, datetime
+from typing import Any, NoReturn
 
 from sqlalchemy.exc import DBAPIError
 
@@ -14,12 +15,15 @@ from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_messa
 from cairn.cli import commands, inspect, metrics_command, savepoints
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
+from metastore.enums import CheckpointStatus
 
 _TIMEOUT_MS = 10_000
 """How long a command waits for the metastore, if it does not say otherwise."""
 
 _STORE_FAILED = 3
 _INTERRUPTED = 130
+_EVER = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST = 2**31
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,10 +71,25 @@ def _parser() -> argparse.ArgumentParser:
     migrate = actions.add_parser("migrate", parents=[common], help="create or update its schema")
     migrate.set_defaults(run=commands.migrate)
 
+    _add_views(commands_, common)
+    cleanup = commands_.add_parser(
+        "cleanup",
+        parents=[common],
+        help="subsume old checkpoints, delete files no longer needed, trim history",
+    )
+    cleanup.add_argument("--job", metavar="JOB", help="only this job")
+    cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")
+    cleanup.set_defaults(run=commands.cleanup)
+    savepoints.add_commands(commands_, common)
+    metrics_command.add_command(commands_, common)
+    return parser
+
+
+def _add_views(commands_: argparse._SubParsersAction[Any], common: argparse.ArgumentParser) -> None:
     jobs = commands_.add_parser("jobs", parents=[common], help="list the jobs")
     jobs.set_defaults(run=commands.jobs)
     for name, run, help_ in (
-        ("checkpoints", commands.checkpoints, "list a job's checkpoints"),
+        ("checkpoints", commands.checkpoints, "list a job's checkpoints, newest first"),
         ("files", commands.files, "list a job's files and why each is kept"),
         ("directories", commands.directories, "list a job's directories and whose each is"),
         ("state", inspect.state, "print a job's state or timers"),
@@ -78,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands_.add_parser(name, parents=[common], help=help_)
         command.add_argument("job", metavar="JOB", help="the job's name")
         command.set_defaults(run=run)
+        if name == "checkpoints":
+            _add_choice_of_checkpoints(command)
     command.epilog = (
         "A value with TTL is printed with the time at which it expires. An expired value is shown "
         "until a batch removes it, though no processor sees it any more."
@@ -90,14 +111,38 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--name", metavar="STATE", help="only this state variable")
     what.add_argument("--timers", action="store_true", help="the timers instead of the state")
 
-    cleanup = commands_.add_parser(
-        "cleanup",
-        parents=[common],
-        help="subsume old checkpoints, delete files no longer needed, trim history",
+
+def _add_choice_of_checkpoints(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--limit", type=_count, default=100, metavar="N", help="at most N, else at most 100"
     )
-    cleanup.add_argument("--job", metavar="JOB", help="only this job")
-    cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")
-    cleanup.set_defaults(run=commands.cleanup)
-    savepoints.add_commands(commands_, common)
-    metrics_command.add_command(commands_, common)
-    return parser
+    command.add_argument(
+        "--status",
+        type=str.upper,
+        choices=list(CheckpointStatus),
+        metavar="STATUS",
+        help=f"only these: {', '.join(CheckpointStatus).lower()}",
+    )
+    command.add_argument(
+        "--since",
+        type=_utc,
+        default=_EVER,
+        metavar="TIME",
+        help="only those that began at or after an ISO time, in UTC unless it says otherwise",
+    )
+
+
+def _count(given: str) -> int:
+    if not (given.isascii() and given.isdecimal() and 0 < int(given) < _MOST):
+        raise argparse.ArgumentTypeError(f"{given!r} is no number from 1 to {_MOST - 1}")
+    return int(given)
+
+
+def _utc(given: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{given!r} is no ISO time such as 2026-11-22T14:30"
+        ) from error
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

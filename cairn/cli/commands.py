@@ -17,6 +17,7 @@ from cairn.catalog.jobs import unknown_job
 from cairn.cli.output import fail, print_json, print_table, progress_bars
 from cairn.errors import CairnError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
+from metastore.enums import CheckpointStatus
 
 _CHANGES_TIMEOUT_MS = 60_000
 """How long a command that changes much waits for the metastore."""
@@ -102,11 +103,26 @@ def jobs(catalog: Catalog, arguments: Namespace) -> int:
 
 
 def checkpoints(catalog: Catalog, arguments: Namespace) -> int:
-    """Lists a job's checkpoints, oldest first."""
-    query = "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id ORDER BY checkpoint_id"
-    rows = read_view(catalog, query, arguments.job)
-    known = [row if row["watermark"] != _NO_TIME else {**row, "watermark": None} for row in rows]
-    return print_rows(known, _CHECKPOINT_COLUMNS, arguments)
+    """Lists a job's checkpoints, newest first."""
+    query = (
+        "SELECT * FROM cairn.v_checkpoint_history WHERE job_id = :job_id "
+        "AND status = ANY(:statuses) AND began_at >= :since "
+        "ORDER BY checkpoint_id DESC LIMIT :limit"
+    )
+    values = {
+        "statuses": [arguments.status] if arguments.status else list(CheckpointStatus),
+        "since": arguments.since,
+        "limit": arguments.limit + 1,
+    }
+    rows = read_view(catalog, query, arguments.job, **values)
+    shown = [
+        row if row["watermark"] != _NO_TIME else {**row, "watermark": None}
+        for row in rows[: arguments.limit]
+    ]
+    code = print_rows(shown, _CHECKPOINT_COLUMNS, arguments)
+    if len(rows) > len(shown):
+        print(f"the newest {arguments.limit}; --limit prints more", file=sys.stderr)
+    return code
 
 
 def files(catalog: Catalog, arguments: Namespace) -> int:
@@ -165,14 +181,19 @@ def _cleanup_each(
     return reports, code
 
 
-def read_view(catalog: Catalog, query: str, job: str | None = None) -> list[Mapping[str, Any]]:
-    """Returns a view's rows; of one job, by its name, where one is given."""
+def read_view(
+    catalog: Catalog,
+    query: str,
+    job: str | None = None,
+    **values: object,
+) -> list[Mapping[str, Any]]:
+    """Returns the rows of a query on a view; `:job_id` in it is that of the job, given by name."""
     # Views of another revision may lack columns, or mean others by their names.
     migrations.require_current(catalog)
 
     def work(connection: Connection) -> list[Mapping[str, Any]]:
-        values = {} if job is None else {"job_id": _job_id(connection, job)}
-        return [dict(row) for row in connection.execute(text(query), values).mappings()]
+        bound = values if job is None else values | {"job_id": _job_id(connection, job)}
+        return [dict(row) for row in connection.execute(text(query), bound).mappings()]
 
     return catalog.run("reading the metastore", work)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -180,11 +181,49 @@ def test_jobs_checkpoints_and_files_are_listed(cairn: Cairn, job: StatefulJob) -
     job.batch(acks=1)
     [listed] = cairn("jobs", "--json").json
     assert (listed["job_name"], listed["parallelism"], listed["checkpoints"]) == ("clicks", 2, 1)
-    first, second = cairn("checkpoints", "clicks", "--json").json
+    second, first = cairn("checkpoints", "clicks", "--json").json
     assert (first["status"], first["acks"], first["new_segments"]) == ("CONFIRMED", 2, 2)
     assert (second["status"], second["acks"], second["new_segments"]) == ("IN_PROGRESS", 1, 0)
     files = cairn("files", "clicks", "--json").json
     assert [row["kept_because"] for row in files] == ["needed by checkpoints 1 to 2"] * 2
+
+
+def test_checkpoints_are_the_newest_and_can_be_chosen(cairn: Cairn, job: StatefulJob) -> None:
+    for _ in range(3):
+        job.batch(put_count(1, "eu", 1))
+    job.batch(acks=1)
+
+    def chosen(*options: str) -> list[int]:
+        rows = cairn("checkpoints", "clicks", "--json", *options).json
+        return [row["checkpoint_id"] for row in rows]
+
+    assert chosen() == [4, 3, 2, 1]
+    assert chosen("--limit", "2") == [4, 3]
+    assert chosen("--status", "in_progress") == [4]
+    assert chosen("--status", "CONFIRMED", "--limit", "1") == [3]
+    [third] = cairn("checkpoints", "clicks", "--json", "--status", "confirmed", "--limit", "1").json
+    assert chosen("--since", third["began_at"]) == [4, 3]
+    assert chosen("--since", "2100-01-01") == []
+    assert "the newest 2; --limit prints more" in cairn("checkpoints", "clicks", "--limit", "2").err
+    assert "--limit" not in cairn("checkpoints", "clicks", "--limit", "4").err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--limit", "0", "no number from 1"),
+        ("--limit", "-1", "expected one argument|no number from 1"),
+        ("--limit", "9" * 30, "no number from 1"),
+        ("--status", "DONE", "invalid choice: 'DONE'"),
+        ("--since", "yesterday", "no ISO time such as"),
+    ],
+)
+def test_a_choice_of_checkpoints_that_means_nothing_is_refused(
+    cairn: Cairn, option: str, value: str, why: str
+) -> None:
+    refused = cairn("checkpoints", "clicks", option, value)
+    assert refused.code == 2
+    assert re.search(why, refused.err)
 
 
 def test_tables_for_people_hold_what_the_json_does(cairn: Cairn, job: StatefulJob) -> None:
