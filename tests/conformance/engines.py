@@ -63,7 +63,7 @@ class Engine:
         return self.name == "cairn"
 
     def group(
-        self, df: DataFrame, *columns: str, job: str = "first", parallelism: int = 2
+        self, df: DataFrame, *columns: Any, job: str = "first", parallelism: int = 2
     ) -> Grouped:
         """Returns the grouped DataFrame, which has transformWithState."""
         if self.is_cairn:

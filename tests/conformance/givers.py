@@ -66,3 +66,14 @@ class Framed(Giving):
         frames = list(rows)
         kinds = {str(frame["n"].dtype) for frame in frames}
         yield pd.DataFrame({"a": [12345], "b": [1.5], "c": [len(frames)], "d": [kinds.pop()]})
+
+
+class ShowingKeys(Giving):
+    """Shows a key, how often it was seen, and the columns of its rows."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._seen = handle.getValueState("seen", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Row]:
+        names = {" ".join(row.__fields__) for row in rows}
+        yield Row(key=str(tuple(key)), names=str(*names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -15,6 +15,7 @@ from cairn.layout import LONGEST_NAME, is_job_name
 from cairn.runtime.driver.build_plan import Call, Initial, struct, transform
 from cairn.runtime.driver.inputs import unite
 from cairn.runtime.driver.job_spec import JobSpec
+from cairn.runtime.driver.key_columns import with_key_columns
 from cairn.runtime.driver.preflight import require_processor, warn_without_watermark
 from cairn.savepoints.manifest_files import check_manifest_url
 from cairn.settings import Settings
@@ -76,32 +77,27 @@ class Job:
         spec = self.spec
         return f"Job({spec.name!r}, storage={spec.storage!r}, parallelism={spec.parallelism})"
 
-    def groupBy(self, df: DataFrame | Sequence[DataFrame], *cols: str) -> GroupedData:
-        """Returns a streaming or batch DataFrame grouped by some of its columns, by name.
+    def groupBy(
+        self,
+        df: DataFrame | Sequence[DataFrame],
+        *cols: str | int | Column | Sequence[str | int | Column],
+    ) -> GroupedData:
+        """Returns a streaming or batch DataFrame grouped by some of its columns.
+
+        Columns are given as to Spark's groupBy: by name, a struct's field as "s.a", as a Column, by
+        number from 1, or as a list. An expression has to be a column before.
 
         Several DataFrames are united by column name. With event time, each needs `withWatermark`;
         the watermark is the least over all of them, as Spark's is.
 
         Raises:
-            BadInputError: no column, not a name, or a name that a DataFrame does not have.
+            BadInputError: no column, an expression, or a column that a DataFrame does not have.
         """
         dfs = [df] if isinstance(df, DataFrame) else [*df]
-        if not cols or not dfs:
+        if not dfs:
             raise BadInputError("groupBy needs a DataFrame and a column", job=self.spec.name)
-        for col in cols:
-            if not isinstance(col, str):
-                raise BadInputError(
-                    f"groupBy takes column names, not {type(col).__name__}; add the expression "
-                    "with df.withColumn(name, …) and group by that name",
-                    job=self.spec.name,
-                )
-            for one in dfs:
-                if col not in one.columns:
-                    raise BadInputError(
-                        f"no column {col!r}; the DataFrame has {', '.join(one.columns)}",
-                        job=self.spec.name,
-                    )
-        return GroupedData(self.spec, dfs, cols)
+        keyed = [with_key_columns(one, cols, job=self.spec.name) for one in dfs]
+        return GroupedData(self.spec, [one for one, _ in keyed], keyed[0][1])
 
 
 class GroupedData:
@@ -203,7 +199,7 @@ class GroupedData:
             initial = Initial(grouped._dfs[0], grouped._key_columns)
         elif hasattr(grouped, "_df") and hasattr(grouped, "agg"):
             names = grouped.count().columns[:-1]  # Spark's own has no other way to its keys
-            initial = Initial(grouped._df, tuple(names))
+            initial = Initial(*with_key_columns(grouped._df, names, job=self._job.name))
         else:
             raise BadInputError(
                 "initialState is a DataFrame grouped by the key, such as "
