@@ -40,6 +40,7 @@ from cairn.catalog.embedded import resolve_url
 from cairn.errors import CairnError
 from cairn.locks import is_free
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.storages import STORAGES_VARIABLE
 from metastore.enums import FileStatus
 from metastore.models import PhysicalFile
 
@@ -134,6 +135,7 @@ def run_mode(
     source, storage = directory / "source", directory / "storage"
     for made in (source, storage):
         made.mkdir(parents=True)
+    os.environ[STORAGES_VARIABLE] = storage.absolute().as_uri()
     for file in files:
         os.link(file, source / file.name)
     checkpoint = directory / "checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class CatalogCalls:
             states=[],
         )
         run = self._catalog.run("registering", lambda c: register_run(c, registration))
+        os.environ["CAIRN_STORAGES"] = storage  # where the cleanup may delete
         return JobRef(name, run.job_id, run.epoch, parallelism, str(registration.run_id))
 
     def begin(self, batch: Batch, subtasks: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ for all subtasks at once. Local state is brought up only where it is materialize
 
 from __future__ import annotations
 
+import os
 import uuid
 import zlib
 from collections import Counter
@@ -31,6 +32,7 @@ from cairn.catalog.job.segments import segments_at
 from cairn.keygroups import KeyGroupRange, subtask_of
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.storages import STORAGES_VARIABLE
 from cairn.runtime.driver.build_plan import struct
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
@@ -125,6 +127,7 @@ class _Writer:
             name, parallelism, storage, metastore_url, settings
         )
         self._store = open_store(storage)
+        os.environ[STORAGES_VARIABLE] = storage
         self._manager = TaskManager(self._plan, _EXECUTOR)
         key_codec = TupleCodec(KEY_SCHEMA, name="key")
         names = key_names(shape)

@@ -18,6 +18,8 @@ because what waits for deletion is then at most 10 minutes of a job's output.
 ## Before the first run
 * The workers' environment has `CAIRN_METASTORE`: `postgresql://user@host:5432/database` or
   `embedded:<directory>`, and what the storage needs, such as AWS credentials.
+* It has `CAIRN_STORAGES`, too: the storages that may be cleaned, such as `s3://bucket/state`, or
+  directories above them, separated by spaces. A job whose storage is not below one fails at once.
 * The pool exists: `airflow pools set cairn_maintenance 4 "Cairn maintenance"`. Without it the
   `clean` tasks wait for ever, and the Dag page shows a warning. Its slots are the number of jobs
   cleaned at once.

@@ -26,6 +26,8 @@ from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from cairn.cli.output import progress_bars
 from cairn.errors import CairnError
+from cairn.maintenance.storages import STORAGES_VARIABLE
+from cairn.storage import normalise_url
 from demo.airflow import LocalAirflow
 from demo.report import DemoReport, make_report
 from demo.source import count_words, stage
@@ -105,7 +107,7 @@ def _run(storage: str, console: Console) -> DemoReport:
             BUILD / "airflow",
             dags=ROOT / "dags",
             port=_free_port(),
-            variables={METASTORE_VARIABLE: METASTORE},
+            variables={METASTORE_VARIABLE: METASTORE, STORAGES_VARIABLE: normalise_url(storage)},
         )
         counting = background.submit(_count, files, bars)
         migrating = background.submit(airflow.migrate)

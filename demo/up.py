@@ -23,6 +23,8 @@ from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from cairn.errors import CairnError
 from cairn.locks import try_lock
+from cairn.maintenance.storages import STORAGES_VARIABLE
+from cairn.storage import normalise_url
 from demo.airflow import LocalAirflow
 from demo.source import stage
 from demo.stream import Stream
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         BUILD / "airflow",
         dags=ROOT / "dags",
         port=AIRFLOW_PORT,
-        variables={METASTORE_VARIABLE: METASTORE},
+        variables={METASTORE_VARIABLE: METASTORE, STORAGES_VARIABLE: normalise_url(storage)},
         scheduled=True,
     )
     return run_alone(BUILD, lambda: _run_until_stopped(airflow, storage, console), console)

@@ -35,8 +35,10 @@ from metastore.enums import (
     SegmentStatus,
     StateKind,
 )
+from metastore.forms import DIRECTORY_FORM, FILE_FORM, JOB_ID_FORM, STORAGE_FORM
 from metastore.group_commits import GroupCommit
 from metastore.history import HistoryDay
+from metastore.maintenance_runs import MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 
 __all__ = [
@@ -73,6 +75,8 @@ class Job(Base):
     # A restart may have to replay the newest confirmed batch, from the checkpoint before it.
     __table_args__ = (
         CheckConstraint("num_retained >= 2", name="num_retained_enough"),
+        CheckConstraint(JOB_ID_FORM, name="job_id_form"),
+        CheckConstraint(STORAGE_FORM, name="storage_form"),
         CheckConstraint(
             "history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000",
             name="history_long_enough",
@@ -241,6 +245,7 @@ class PhysicalFile(Base):
         one_of("status", FileStatus),
         one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
+        CheckConstraint(FILE_FORM, name="path_form"),
     )
     file_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
@@ -272,6 +277,7 @@ class Directory(Base):
         ForeignKeyConstraint(["job_id", "epoch"], [Run.job_id, Run.epoch]),
         one_of("status", DirectoryStatus),
         one_of("scope", Scope),
+        CheckConstraint(DIRECTORY_FORM, name="path_form"),
     )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     path: Mapped[str] = mapped_column(primary_key=True)
@@ -361,24 +367,6 @@ class PlacedSegment(Base):
         enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
     )
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class MaintenanceRun(Base):
-    """One row per stored plan of a maintenance action on one job."""
-
-    __tablename__ = "maintenance_runs"
-    __table_args__ = (one_of("status", MaintenanceStatus),)
-    maintenance_run_id: Mapped[UUID] = mapped_column(primary_key=True)
-    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))
-    action: Mapped[str]
-    plan: Mapped[dict[str, Any]]
-    plan_sha256: Mapped[str]
-    status: Mapped[MaintenanceStatus] = mapped_column(
-        enum_of(MaintenanceStatus), server_default=MaintenanceStatus.PLANNED
-    )
-    result: Mapped[dict[str, Any] | None]
-    planned_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    finished_at: Mapped[datetime | None]
 
 
 class Deletion(Base):

@@ -75,6 +75,7 @@ def _clean_environment() -> Iterator[None]:
         for name in list(os.environ):
             if name.startswith(("CAIRN_", "AWS_")) and not name.startswith(("CAIRN_TEST_", *kept)):
                 patch.delenv(name)
+        patch.setenv("CAIRN_STORAGES", "file:/// s3://bench")  # where the tests have their storages
         yield
 
 

@@ -13,8 +13,8 @@ from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_histor
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, CleanupSnapshot, JobFacts, read_snapshot
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
+from cairn.maintenance.storages import open_allowed
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
-from cairn.storage import open_store
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,14 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
     do than fits one plan (`cairn.catalog.cleanup.snapshot.PLAN_ROWS`), it reports the first plan.
 
     Raises:
-        BadInputError: there is no such job.
-        RefusedError: a rule that keeps state safe would be broken; nothing was changed by it.
+        BadInputError: there is no such job, or `CAIRN_STORAGES` is not set.
+        RefusedError: a rule that keeps state safe would be broken, or the job's storage is not one
+            that this process may clean; nothing was changed by it.
         StoreFailedError: the metastore or the storage failed; call again to continue.
     """
     snapshot = _read(catalog, job_name)
+    # First: a job that somebody else has made up is not even planned.
+    store = open_allowed(snapshot.job)
     plan = plan_subsumption(snapshot)
     if dry_run:
         return _forecast(catalog, snapshot, plan)
@@ -72,7 +75,6 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
         snapshot = _read(catalog, job_name)
         plan = plan_subsumption(snapshot)
     # Deleted last, from the intents and not from the plans: earlier cleanups may have left some.
-    store = open_store(snapshot.job.storage)
     deleted = delete_condemned(catalog, snapshot.job, store)
     # After the files: a directory is removed only once all files in it are deleted.
     delete_directories(catalog, snapshot.job, store)

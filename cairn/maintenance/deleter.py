@@ -15,6 +15,7 @@ from cairn.catalog.cleanup.snapshot import JobFacts
 from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.errors import RefusedError
 from cairn.layout import owns
+from cairn.maintenance.storages import require_allowed
 from cairn.storage import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,10 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
 
     Raises:
         RefusedError: an intent names an object outside the job's root; its batch is not deleted.
+            Or the store is not one that this process may clean.
         StorageError: the store cannot be reached; deleted objects are found missing next time.
     """
+    require_allowed(job, store.url)
     files = size_bytes = failed = 0
     began_s, last = time.monotonic(), None
     while intents := _open_intents(catalog, job, last):
@@ -77,6 +80,7 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         RefusedError: a row names a directory outside the job's root; nothing is deleted.
         StorageError, MetastoreError: a store failed; the next call continues from there.
     """
+    require_allowed(job, store.url)
     paths = catalog.run(
         "reading directories to remove",
         lambda c: given_up_directories(c, job.job_id, limit=BATCH_OBJECTS),

@@ -225,9 +225,10 @@ class PosixStore:
     def _check_inside(self, directory: Path, path: str) -> None:
         # The directory and not the object: that is opened without following links.
         real = Path(os.path.realpath(directory))
-        if not real.is_relative_to(os.path.realpath(self._root)):
+        # Nor within the storage: one in the place of a job's root could lead to another job's.
+        if real != Path(os.path.realpath(self._root)) / directory.relative_to(self._root):
             raise BadInputError(
-                f"storage {self.url}: a symbolic link leads out of it to {real}; remove the link",
+                f"storage {self.url}: a symbolic link leads to {real}; remove the link",
                 file=path,
             )
 

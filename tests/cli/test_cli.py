@@ -278,11 +278,11 @@ def test_cleanup_of_all_continues_after_a_job_whose_files_cannot_be_deleted(
 def test_cleanup_of_all_continues_after_a_job_whose_storage_is_refused(
     cairn: Cairn, metastore_url: str, tmp_storage: str
 ) -> None:
-    StatefulJob(metastore_url, "ftp://nowhere", name="a").register()
+    StatefulJob(metastore_url, "s3://somebody-elses", name="a").register()
     StatefulJob(metastore_url, tmp_storage, name="b").register()
     outcome = cairn("cleanup", "--json")
-    assert outcome.code == 2
-    assert outcome.err.startswith("error: ")
+    assert outcome.code == 4
+    assert outcome.err.startswith("error: the job's storage s3://somebody-elses is not below")
     assert [report["job"] for report in json.loads(outcome.out)] == ["b"]
 
 

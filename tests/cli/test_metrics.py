@@ -35,7 +35,7 @@ TOKEN = "a token that is known to Prometheus"  # noqa: S105
 @pytest.fixture
 def rows(metastore_url: str) -> Rows:
     """A job in its first run that has a value of every metric."""
-    made = Rows(metastore_url, job_id='cl"icks')
+    made = Rows(metastore_url, name='cl"icks')
     made.job()
     made.execute(update(Job).values(current_epoch=1, next_checkpoint_id=3))
     made.segment(made.file(size_bytes=1000), 400)

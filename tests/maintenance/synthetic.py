@@ -154,13 +154,13 @@ class SyntheticJob:
         if confirmed:
             for status in (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED):
                 connection.execute(update(Checkpoint).where(*mine).values(status=status))
-        path = task_manager_file(self.job_id, TM, uuid4().hex)
+        path = task_manager_file(self.job_id, TM, str(uuid4()))
         file_id = self.add_file(connection, path, segments=SUBTASKS)
         self.add_segments(connection, file_id, SegmentKind.CHANGELOG, checkpoint_id, checkpoint_id)
         (self.doomed if checkpoint_id < 4 else self.needed).add(path)
 
     def _add_base(self, connection: Connection) -> None:
-        path = shared_file(self.job_id, 0, SUBTASKS, uuid4().hex)
+        path = shared_file(self.job_id, 0, SUBTASKS, str(uuid4()))
         file_id = self.add_file(connection, path, segments=SUBTASKS)
         self.add_segments(connection, file_id, SegmentKind.KEYED_FULL, 4, 3)
         self.needed.add(path)
@@ -172,7 +172,7 @@ class SyntheticJob:
 
     def _add_leftovers(self, connection: Connection) -> None:
         losing, fenced, in_flight, absent = (
-            task_manager_file(self.job_id, TM, uuid4().hex) for _ in range(4)
+            task_manager_file(self.job_id, TM, str(uuid4())) for _ in range(4)
         )
         self.add_file(connection, losing, segments=SUBTASKS)
         self.add_file(connection, fenced, segments=1, epoch=1, seal=False)

@@ -150,7 +150,8 @@ def test_a_file_stays_whose_batch_takes_acks_again(job: SyntheticJob) -> None:
     query = "SELECT status FROM cairn.physical_files WHERE batch_id = :batch"
     job.execute(
         "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, batch_id,"
-        " created_at) VALUES (gen_random_uuid(), :job, 2, :job || '/a.seg', 'shared', 7,"
+        " created_at) VALUES (gen_random_uuid(), :job, 2,"
+        " :job || '/shared/subtask-0-2/' || gen_random_uuid() || '.seg', 'shared', 7,"
         " now() - interval '1 hour')"
     )
     stored = Stored.of(job)

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection, make_url, text
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, JobFacts, read_snapshot
@@ -200,10 +200,14 @@ def test_two_cleanups_at_once_share_the_work(job: SyntheticJob) -> None:
     assert_clean(job)
 
 
+WITHOUT_FORM = text("ALTER TABLE cairn.physical_files DROP CONSTRAINT ck_physical_files__path_form")
+
+
 def test_an_object_outside_the_jobs_root_is_refused(job: SyntheticJob) -> None:
     foreign = "another-job/shared/precious.seg"
 
     def add(connection: Connection) -> None:
+        connection.execute(WITHOUT_FORM)
         job.add_file(connection, foreign, segments=1)
 
     job.catalog.run("adding a foreign file", add)
@@ -336,7 +340,8 @@ def test_a_backlog_larger_than_one_plan_is_deleted_in_one_cleanup(job: Synthetic
     add_confirmed(job, number)
     job.execute(
         "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope)"
-        " SELECT md5(:job || n)::uuid, :job, 2, :job || '/shared/' || n || '.seg', 'shared'"
+        " SELECT md5(:job || n)::uuid, :job, 2, :job || '/shared/subtask-0-2/'"
+        " || md5(:job || n)::uuid || '.seg', 'shared'"
         " FROM generate_series(7, :last) n",
         last=number,
     )

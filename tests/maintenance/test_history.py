@@ -258,16 +258,19 @@ def test_what_is_left_of_older_runs_goes_with_the_last_of_their_checkpoints(step
         )
         steps.sql(
             "INSERT INTO cairn.directories (job_id, path, scope, tm_id, epoch, deleted_at)"
-            " VALUES (:job, 'tm' || :epoch, 'taskmanager', 'tm', :epoch, now())",
+            " VALUES (:job, :job || '/taskmanager-owned/tm' || :epoch, 'taskmanager', 'tm', :epoch,"
+            " now())",
             epoch=epoch,
         )
     for status in ("UNCLAIMED", "DELETED"):
-        steps.sql("UPDATE cairn.directories SET status = :status WHERE path = 'tm1'", status=status)
+        steps.sql(
+            "UPDATE cairn.directories SET status = :status WHERE path ~ '/tm1$'", status=status
+        )
     assert trim_history_of(steps) == 0
     let_time_pass(steps.url, steps.job_id, "8 days")
     trim_history_of(steps)
     assert steps.sql("SELECT epoch FROM cairn.upload_totals") == [(2,)]
-    paths = {path for (path,) in steps.sql("SELECT path FROM cairn.directories")}
+    paths = {path.rpartition("/")[2] for (path,) in steps.sql("SELECT path FROM cairn.directories")}
     assert "tm1" not in paths
     assert "tm2" in paths
     assert counts(steps)["runs"] == 2

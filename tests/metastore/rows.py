@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import Range
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.upload_stats import UploadStats, upload_facts
+from cairn.layout import task_manager_directory, task_manager_file
 from metastore.enums import FileStatus, Scope, SegmentKind
 from metastore.models import (
     Base,
@@ -43,8 +44,9 @@ class Rows:
     """Makes rows of one job the legal way, and reads and changes them."""
 
     url: str
-    job_id: str = "clicks-1a2b"
+    job_id: str = "clicks-1a2b3c4d"
     role: str = "postgres"
+    name: str = ""
     _segments: int = 0
 
     @property
@@ -63,7 +65,7 @@ class Rows:
         self.execute(
             insert(Job).values(
                 job_id=self.job_id,
-                name=self.job_id,
+                name=self.name or self.job_id,
                 storage="file:///nowhere",
                 max_parallelism=8,
                 num_retained=3,
@@ -137,7 +139,7 @@ class Rows:
                 file_id=file_id,
                 job_id=self.job_id,
                 epoch=1,
-                path=path or f"{file_id}.seg",
+                path=path or self.path(file_id),
                 scope=scope,
                 batch_id=1,
                 retry_of=retry_of,
@@ -153,8 +155,13 @@ class Rows:
             self.walk(PhysicalFile, which, status, start="SEALED")
         return file_id
 
-    def directory(self, status: str = "CLAIMED", path: str = "tm", epoch: int = 1) -> str:
+    def path(self, file_id: UUID) -> str:
+        """Returns the path of a file of the task manager."""
+        return task_manager_file(self.job_id, "tm", str(file_id))
+
+    def directory(self, status: str = "CLAIMED", path: str | None = None, epoch: int = 1) -> str:
         """Makes a task manager's directory; returns its path."""
+        path = path or task_manager_directory(self.job_id, "tm")
         self.execute(
             insert(Directory).values(
                 job_id=self.job_id, path=path, scope=Scope.TASK_MANAGER, tm_id="tm", epoch=epoch
@@ -272,7 +279,7 @@ class Rows:
             insert(Deletion).values(
                 file_id=file_id,
                 job_id=self.job_id,
-                path=path or f"{file_id}.seg",
+                path=path or self.path(file_id),
                 maintenance_run_id=self.maintenance_run(),
             )
         )

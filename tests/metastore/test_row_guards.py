@@ -123,12 +123,12 @@ def test_a_file_that_grows_while_it_is_condemned_is_refused(rows: Rows) -> None:
 
 @pytest.mark.parametrize("status", ["WRITING", "SEALED", "CONDEMNED"])
 def test_a_directory_with_a_file_is_not_deleted(rows: Rows, status: str) -> None:
-    path = "clicks/taskmanager-owned/tm"
-    rows.directory("UNCLAIMED", path=path)
-    rows.file("DELETED", path=f"{path}/gone.seg")
-    rows.file(path=f"{path}-2/other.seg")
-    rows.file(status, path=f"{path}/here.seg")
-    with pytest.raises(RefusedError, match=f"one with a file .*{path}/here.seg") as no:
+    path = rows.directory("UNCLAIMED")
+    here, gone = (f"{path}/{uuid4()}.seg" for _ in range(2))
+    rows.file("DELETED", path=gone)
+    rows.file(path=f"{path}-2/{uuid4()}.seg")
+    rows.file(status, path=here)
+    with pytest.raises(RefusedError, match=f"one with a file .*{here}") as no:
         rows.set_status(Directory, Directory.path == path, "DELETED")
     assert sqlstate(no.value) == "CA003"
 
@@ -167,7 +167,7 @@ def test_deletion_of_a_file_that_is_not_condemned_is_refused(rows: Rows, status:
 def test_deletion_of_another_path_than_the_files_is_refused(rows: Rows) -> None:
     precious = rows.file()
     with pytest.raises(RefusedError, match=r"by its own job and path .*no such file"):
-        rows.deletion(rows.file("CONDEMNED"), path=f"{precious}.seg")
+        rows.deletion(rows.file("CONDEMNED"), path=rows.path(precious))
 
 
 def test_statement_that_condemns_a_file_may_ask_for_its_deletion(rows: Rows) -> None:

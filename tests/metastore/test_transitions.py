@@ -127,10 +127,10 @@ def test_new_row_starts_in_the_first_status(rows: Rows, table: type[Base], statu
 
 FRESH: dict[type[Base], Any] = {
     Checkpoint: lambda: {"checkpoint_id": 2, "batch_id": 2},
-    PhysicalFile: lambda: {"file_id": uuid4(), "path": "other.seg", "size_bytes": 1},
+    PhysicalFile: lambda: {"file_id": uuid4(), "size_bytes": 1},
     PlacedSegment: lambda: {"segment_id": uuid4()},
     GroupCommit: lambda: {"commit_id": uuid4(), "subtasks": [1], "segment_subtasks": [1]},
-    Directory: lambda: {"path": "other"},
+    Directory: dict,
     MaintenanceRun: lambda: {"maintenance_run_id": uuid4()},
 }
 CHANGES: list[tuple[type[Base], dict[str, Any]]] = [

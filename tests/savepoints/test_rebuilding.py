@@ -228,17 +228,18 @@ def forge(lost: Query, job_id: str, checkpoint_id: int = 6, **changes: Any) -> N
 
 
 def test_what_is_wrong_with_one_job_is_in_no_others_way(lost: Query, other_url: str) -> None:
-    forge(lost, "zz-1", job="its run is of the other job")
-    forge(lost, "zz-2", job="its segments too", run_id=str(uuid4()))
-    forge(lost, "zz-3", job="too late", checkpoint_id=10**30)
-    forge(lost, "zz-4", job="\0")
-    forge(lost, "zz-6", query_id="\0")
-    forge(lost, "zz-7", query_id="q" * 20_000)
-    more = ManifestFile(str(uuid4()), "zz-9/shared/none.seg", Scope.SHARED)
-    forge(lost, "zz-9", files=(more,))
+    forge(lost, "zz-00000001", job="its run is of the other job")
+    forge(lost, "zz-00000002", job="its segments too", run_id=str(uuid4()))
+    forge(lost, "zz-00000003", job="too late", checkpoint_id=10**30)
+    forge(lost, "zz-00000004", job="\0")
+    forge(lost, "zz-00000006", query_id="\0")
+    forge(lost, "zz-00000007", query_id="q" * 20_000)
+    more = ManifestFile(str(uuid4()), "zz-00000009/shared/none.seg", Scope.SHARED)
+    forge(lost, "zz-00000009", files=(more,))
     alone: dict[str, Any] = {"files": (), "segments": (), "run_id": str(uuid4())}
+    forge(lost, "zz-8", job="its root is no job's", **alone)
     for n in (5, 6):
-        forge(lost, "zz-5", n, job="one run, two epochs", epoch=n, batch_id=n - 1, **alone)
+        forge(lost, "zz-00000005", n, job="one run, two epochs", epoch=n, batch_id=n - 1, **alone)
     high = "9" * 20
     for path in (f"chk-{high}/_metadata", f"taskmanager-owned/{high}-x/y"):
         lost.store.put(f"{lost.plan.job_id}/{path}", [b"x"])
@@ -246,15 +247,18 @@ def test_what_is_wrong_with_one_job_is_in_no_others_way(lost: Query, other_url: 
     assert [job.job for job in report.jobs] == ["words"], report.problems
     assert moved(lost, other_url).state(6) == remembered(6)
     told = "\n".join(report.problems)
-    for job_id in ("zz-1", "zz-2"):
+    for job_id in ("zz-00000001", "zz-00000002"):
         assert (
             f"{job_id}: its manifests name runs, files or segments of {lost.plan.job_id}/" in told
         )
-    assert "zz-5: the metastore does not take its manifests: duplicate key" in told
-    assert "zz-3: no manifest" in told
-    for job_id in ("zz-4", "zz-6", "zz-7"):
+    assert "zz-00000005: the metastore does not take its manifests: duplicate key" in told
+    assert "zz-8: the metastore does not take its manifests" in told
+    assert "zz-00000003: no manifest" in told
+    for job_id in ("zz-00000004", "zz-00000006", "zz-00000007"):
         assert f"{job_id}/chk-6/_metadata: the manifest cannot be read: Expected `str`" in told
-    assert "zz-9/chk-6/_metadata: the manifest names a file that none of its segments" in told
+    assert (
+        "zz-00000009/chk-6/_metadata: the manifest names a file that none of its segments" in told
+    )
 
 
 def test_a_storage_that_is_not_there_is_not_an_empty_one(lost: Query, other_url: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from cairn.catalog.catalog import Catalog
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
@@ -14,13 +16,18 @@ from tests.savepoints.jobs import Query
 
 
 def test_a_job_is_restored_and_a_metastore_rebuilt_from_s3(
-    s3_url: str, metastore_url: str, other_url: str, tmp_path: Path
+    s3_url: str,
+    metastore_url: str,
+    other_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = Query(metastore_url, s3_url, str(tmp_path / "local"), interval=1).start()
     for batch_id in range(4):
         source.batch(batch_id, materializes=[0])
     source.savepoint()
     source.savepoint(2)
+    monkeypatch.setenv("CAIRN_STORAGES", s3_url)
     cleanup_job(source.catalog, source.job)
     again = Query(metastore_url, s3_url, str(tmp_path / "local"), job="again")
     origin = source.origin(3)

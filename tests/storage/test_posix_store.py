@@ -317,10 +317,23 @@ def test_a_symbolic_link_does_not_lead_out_of_the_root(tmp_path: Path, verb: str
     root.mkdir()
     (root / "link").symlink_to(outside)
     store = open_store(str(root))
-    with pytest.raises(BadInputError, match=re.escape(f"leads out of it to {outside}")):
+    with pytest.raises(BadInputError, match=re.escape(f"leads to {outside}")):
         THROUGH_LINK[verb](store)
     assert files(outside) == ["precious"]
     assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("verb", THROUGH_LINK)
+def test_a_symbolic_link_does_not_lead_from_one_directory_to_another(
+    tmp_path: Path, verb: str
+) -> None:
+    root = tmp_path / "root"
+    (root / "theirs").mkdir(parents=True)
+    (root / "theirs" / "precious").write_bytes(b"x")
+    (root / "link").symlink_to("theirs")
+    with pytest.raises(BadInputError, match=re.escape(f"leads to {root / 'theirs'}")):
+        THROUGH_LINK[verb](open_store(str(root)))
+    assert files(root / "theirs") == ["precious"]
 
 
 def test_an_object_that_is_a_symbolic_link_is_not_read(tmp_path: Path) -> None:

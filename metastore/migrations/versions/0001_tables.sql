@@ -18,6 +18,11 @@ CREATE TABLE cairn.jobs (
     CONSTRAINT ck_jobs__num_retained_enough CHECK (num_retained >= 2),
     CONSTRAINT ck_jobs__history_long_enough
         CHECK (history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000),
+    CONSTRAINT ck_jobs__job_id_form CHECK (job_id ~ '^[a-z0-9][a-z0-9-]{0,39}-[0-9a-f]{8}$'),
+    CONSTRAINT ck_jobs__storage_form CHECK (
+        storage ~ '^(file:///|file://(/[!-.0-~]+)+|s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^/?#]+)*)$'
+        AND storage !~* '/\.{1,2}(/|$)|%(2e|2f|00)|[\u0001-\u001f\u007f]'
+    ),
     CONSTRAINT uq_jobs__name UNIQUE (name)
 );
 
@@ -125,6 +130,10 @@ CREATE TABLE cairn.directories (
     CONSTRAINT pk_directories PRIMARY KEY (job_id, path),
     CONSTRAINT fk_directories__job_id_epoch FOREIGN KEY (job_id, epoch)
         REFERENCES cairn.runs (job_id, epoch),
+    CONSTRAINT ck_directories__path_form CHECK (
+        starts_with(path, job_id || '/')
+        AND substr(path, length(job_id) + 2) ~ '^(shared/subtask-[0-9]{1,19}-[0-9]{1,19}|taskmanager-owned/[A-Za-z0-9_-]{1,100})$'
+    ),
     CONSTRAINT ck_directories__status_known CHECK (status IN ('CLAIMED', 'UNCLAIMED', 'DELETED')),
     CONSTRAINT ck_directories__scope_known CHECK (scope IN ('shared', 'taskmanager'))
 );
@@ -176,6 +185,10 @@ CREATE TABLE cairn.physical_files (
     CONSTRAINT ck_physical_files__status_known
         CHECK (status IN ('WRITING', 'SEALED', 'CONDEMNED', 'DELETED')),
     CONSTRAINT ck_physical_files__scope_known CHECK (scope IN ('shared', 'taskmanager')),
+    CONSTRAINT ck_physical_files__path_form CHECK (
+        starts_with(path, job_id || '/')
+        AND substr(path, length(job_id) + 2) ~ '^((shared/subtask-[0-9]{1,19}-[0-9]{1,19}|taskmanager-owned/[A-Za-z0-9_-]{1,100})/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.]seg|exclusive/[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.]seg|chk-[0-9]{1,19}/_metadata)$'
+    ),
     CONSTRAINT ck_physical_files__live_counted CHECK (live_bytes >= 0 AND live_segments >= 0),
     CONSTRAINT fk_physical_files__retry_of FOREIGN KEY (retry_of)
         REFERENCES cairn.physical_files (file_id)
