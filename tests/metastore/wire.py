@@ -1,4 +1,4 @@
-"""Postgres's protocol from the outside: a relay that counts answers, and a server that refuses."""
+"""Postgres's protocol from the outside: a relay of answers, and a server that refuses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from sqlalchemy import URL, make_url
 
 _READY = b"Z"
+_IDLE = b"I"
 
 
 @dataclass
 class Relay:
-    """A way to a server that `url` names; `answers` is how many messages it has answered."""
+    """A way to a server that `url` names.
+
+    `answers` is how many messages it has answered, and `commits` how many of these answers say that
+    no transaction is open any more, so that one of a few statements may have been committed. The
+    one that `loses` numbers is not passed on, and its connection is closed.
+    """
 
     url: str
     answers: int = 0
+    commits: int = 0
+    loses: int | None = None
 
 
 @dataclass
@@ -42,10 +50,17 @@ def relay(url: str) -> Iterator[Relay]:
             upward = threading.Thread(target=_copy, args=(client, server), daemon=True)
             upward.start()
             with suppress(OSError, EOFError):
+                client.sendall(_answer(server)[0])
+                made.answers += 1
                 while True:
-                    kind, body = _message(server)
-                    client.sendall(kind + struct.pack("!i", len(body) + 4) + body)
-                    made.answers += kind == _READY
+                    answer, is_open = _answer(server)
+                    made.answers += 1
+                    made.commits += not is_open
+                    if not is_open and made.commits == made.loses:
+                        # Closing alone would not wake the thread that reads from it.
+                        client.shutdown(socket.SHUT_RDWR)
+                        break
+                    client.sendall(answer)
 
     with _listening(serve) as port:
         # No question about TLS, whose answer is a byte and no message.
@@ -91,6 +106,16 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         while data := source.recv(1 << 16):
             target.sendall(data)
         target.shutdown(socket.SHUT_RDWR)
+
+
+def _answer(server: socket.socket) -> tuple[bytes, bool]:
+    """Returns all that a server answers to one message, and whether a transaction is open then."""
+    found = b""
+    while True:
+        kind, body = _message(server)
+        found += kind + struct.pack("!i", len(body) + 4) + body
+        if kind == _READY:
+            return found, body != _IDLE
 
 
 def _message(source: socket.socket) -> tuple[bytes, bytes]:
