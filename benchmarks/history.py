@@ -73,7 +73,12 @@ class Year:
         add_batches(self.catalog, self.job, self.start, first, last)
         self.batches = last + 1
         facts = JobFacts(
-            job_id=self.job.job_id, name=self.job.name, storage="", num_retained=3, current_epoch=1
+            job_id=self.job.job_id,
+            name=self.job.name,
+            storage="",
+            num_retained=3,
+            file_retention_ms=0,
+            current_epoch=1,
         )
         began_s = time.monotonic()
         trim_job(self.catalog, facts)

@@ -181,6 +181,8 @@ def _job(name: str, options: Mapping[str, object], directory: Path, metastore: s
         options={
             "cairn.local-dir": str(directory / "local"),
             "cairn.num-retained": _RETAINED,
+            # What is compared is how many files are needed, not how long others are kept.
+            "cairn.file-retention": "0 s",
             "cairn.changelog.periodic-materialize.interval": "20 s",
             **options,
         },

@@ -63,6 +63,7 @@ class CatalogCalls:
             parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
             num_retained=3,
+            file_retention_ms=0,
             key_schema={"fields": []},
             states=[],
         )

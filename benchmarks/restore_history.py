@@ -99,7 +99,12 @@ def write_history(
     """Writes one of the two histories below a directory."""
     storage = directory / name / "storage"
     storage.mkdir(parents=True)
-    settings = replace(Settings(), local_dir=str(directory / name / "local"), persist_delay_ms=0)
+    settings = replace(
+        Settings(),
+        local_dir=str(directory / name / "local"),
+        persist_delay_ms=0,
+        file_retention_ms=0,
+    )
     writer = _Writer(name, shape, parallelism, storage.as_uri(), metastore_url, settings)
     history = steps(shape)
     is_due = False
@@ -214,6 +219,7 @@ def _register(
         parallelism=parallelism,
         max_parallelism=settings.max_parallelism,
         num_retained=settings.num_retained,
+        file_retention_ms=settings.file_retention_ms,
         key_schema=KEY_SCHEMA,
         states=handle.declarations,
         time_mode=TimeMode.NONE.value,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import platformdirs
@@ -14,6 +15,9 @@ from cairn.keygroups import MAX_PARALLELISM
 
 ADAPTIVE = "adaptive"
 """The value of a duration that Cairn finds out by itself."""
+
+FILE_RETENTION_MS = 3_600_000
+"""A metastore that is restored from a backup of the last hour finds all objects that it needs."""
 
 HISTORY_RETENTION_MS = 7 * 86_400_000
 HISTORY_MAX_CHECKPOINTS = 500_000
@@ -30,6 +34,7 @@ class Settings:
     max_parallelism: int | None = None
     """None: as the job has it; a new one by its parallelism."""
     num_retained: int = 3
+    file_retention_ms: int = FILE_RETENTION_MS
     history_retention_ms: int = HISTORY_RETENTION_MS
     history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
     manifest_interval: int = 0
@@ -128,10 +133,10 @@ def _whole(lowest: int, highest: int) -> Callable[[object], int]:
     return parse
 
 
-def _duration_ms(lowest_ms: int) -> Callable[[object], int]:
+def _duration_ms(lowest_ms: int, highest_ms: float = inf) -> Callable[[object], int]:
     def parse(value: object) -> int:
         duration_ms = parse_duration_ms(value)
-        if duration_ms < lowest_ms:
+        if not lowest_ms <= duration_ms <= highest_ms:
             raise ValueError(duration_ms)
         return duration_ms
 
@@ -177,6 +182,11 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         f"1 to {MAX_PARALLELISM}",
     ),
     "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
+    "cairn.file-retention": (
+        "file_retention_ms",
+        _duration_ms(0, 3650 * _UNIT_MS["d"]),
+        f"{_DURATION}, at most 3650 d",
+    ),
     "cairn.history-retention": (
         "history_retention_ms",
         _duration_ms(3_600_000),

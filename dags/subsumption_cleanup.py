@@ -1,9 +1,10 @@
 """Frees what no checkpoint of a job needs any more.
 
 For each job: checkpoints older than the newest `cairn.num-retained` and not pinned become SUBSUMED,
-segments that only those needed die, files without a live segment are condemned, and their objects
-are deleted from storage. Rows of what ended before `cairn.history-retention` leave the metastore;
-sums by day stay in `cairn.v_history_by_day`.
+segments that only those needed die, and files without a live segment are condemned. Files that were
+condemned `cairn.file-retention` ago, by default an hour, are deleted from storage: until then a
+metastore that is restored from a backup finds them. Rows of what ended before
+`cairn.history-retention` leave the metastore; sums by day stay in `cairn.v_history_by_day`.
 
 **It never** touches one of the newest retained checkpoints, a pinned one or one in progress, a
 segment that such a checkpoint or the next one needs, a file that a running job may still be
@@ -13,7 +14,8 @@ does not know.
 
 It may run at any time, beside the jobs, twice at once, and again after a crash: it continues
 where the last one stopped. Every 10 minutes, because a round is a few short queries a job, and
-because what waits for deletion is then at most 10 minutes of a job's output.
+because what waits for deletion is then at most 10 minutes of a job's output, besides what waits for
+`cairn.file-retention`.
 
 ## Before the first run
 * The workers' environment has `CAIRN_METASTORE`: `postgresql://user@host:5432/database` or
@@ -34,9 +36,10 @@ A run that is given any other param fails and changes nothing: a misspelt `job` 
 
 ## Reading the result
 One `clean` task a job, named after it; its return value and last log line are the report.
-`summarise` returns the sums. `failed_deletes` above 0 fails the task, which is retried; the errors
-are in `cairn.deletions.last_error`. A task that fails at once, without a retry, was refused: the
-log says what was found and what to do.
+`summarise` returns the sums. `waiting_files` and `waiting_bytes` wait for `cairn.file-retention`,
+the first of them until `next_delete_at`. `failed_deletes` above 0 fails the task, which is retried;
+the errors are in `cairn.deletions.last_error`. A task that fails at once, without a retry, was
+refused: the log says what was found and what to do.
 
 Next: `cairn files JOB` shows the remaining files and their space amplification;
 `cairn cleanup --dry-run` shows what the next run would do.

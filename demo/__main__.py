@@ -139,6 +139,8 @@ def _prepare(storage: str, files: int) -> Demo:
         "--parallelism": PARALLELISM,
         "--files-per-batch": files // BATCHES,
         "--materialize-interval": "5 s",
+        # The demo shows files being deleted, and is over before the default would delete one.
+        "--file-retention": "0 s",
     }
     words = [str(word) for pair in arguments.items() for word in pair]
     return Demo(catalog, ["--keep-running", "--heartbeat", *words], BUILD / "stream.log")

@@ -110,6 +110,8 @@ def _arguments(storage: str) -> list[str]:
         "--local-dir": BUILD / "local",
         "--files-per-batch": 10,
         "--materialize-interval": "30 s",
+        # So that who watches sees files go; too short for a metastore that has to be restored.
+        "--file-retention": "1 min",
     }
     return ["--keep-running", *(str(word) for pair in arguments.items() for word in pair)]
 

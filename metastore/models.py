@@ -77,6 +77,7 @@ class Job(Base):
         CheckConstraint("num_retained >= 2", name="num_retained_enough"),
         CheckConstraint(JOB_ID_FORM, name="job_id_form"),
         CheckConstraint(STORAGE_FORM, name="storage_form"),
+        CheckConstraint("file_retention_ms BETWEEN 0 AND 315360000000", name="file_retention_sane"),
         CheckConstraint(
             "history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000",
             name="history_long_enough",
@@ -95,6 +96,8 @@ class Job(Base):
     current_epoch: Mapped[int] = mapped_column(server_default="0")
     """The newest run that has started a batch; older ones are fenced."""
     next_checkpoint_id: Mapped[int] = mapped_column(server_default="1")
+    file_retention_ms: Mapped[int] = mapped_column(server_default="3600000")
+    """How long an object stays that was condemned; a restored backup may need it until then."""
     history_retention_ms: Mapped[int] = mapped_column(server_default="604800000")
     """How long rows stay that nothing needs any more."""
     history_max_checkpoints: Mapped[int] = mapped_column(server_default="500000")
@@ -123,6 +126,7 @@ class Run(Base):
     """By state id. These and what follows become the job's when the first batch begins."""
     time_mode: Mapped[str | None]
     num_retained: Mapped[int | None]
+    file_retention_ms: Mapped[int | None]
     history_retention_ms: Mapped[int | None]
     history_max_checkpoints: Mapped[int | None]
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -375,7 +379,13 @@ class Deletion(Base):
     __tablename__ = "deletions"
     __table_args__ = (
         Index(None, "maintenance_run_id"),
-        Index("ix_deletions__open", "job_id", "file_id", postgresql_where=text("done_at IS NULL")),
+        Index(
+            "ix_deletions__open",
+            "job_id",
+            "requested_at",
+            "file_id",
+            postgresql_where=text("done_at IS NULL"),
+        ),
     )
     file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id), primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))

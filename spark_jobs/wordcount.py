@@ -76,6 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parallelism", type=int, default=4)
     parser.add_argument("--files-per-batch", type=int, default=50)
     parser.add_argument("--materialize-interval", default="10 min")
+    parser.add_argument("--file-retention", default="1 h", help="how long condemned files stay")
     parser.add_argument("--local-dir", help="where subtasks keep their local state")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument(
@@ -105,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = {
         "cairn.changelog.periodic-materialize.interval": args.materialize_interval,
         "cairn.heartbeat.enabled": args.heartbeat,
+        "cairn.file-retention": args.file_retention,
     }
     if args.local_dir:
         options["cairn.local-dir"] = args.local_dir

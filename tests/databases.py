@@ -105,3 +105,16 @@ def _is_emptied(url: str) -> bool:
 
 def _of(server: str, database: str) -> str:
     return make_url(server).set(database=database).render_as_string(hide_password=False)
+
+
+def copy_rows(source_url: str, target_url: str) -> None:
+    """Makes the rows of an empty metastore those of another one, as restoring a backup does."""
+    with connect(source_url) as source, connect(target_url) as target:
+        target.execute(text("SET session_replication_role = replica"))
+        for table in Base.metadata.sorted_tables:
+            read = text(f"SELECT CAST(to_jsonb(t) AS text) FROM {table} AS t")  # noqa: S608
+            write = text(
+                f"INSERT INTO {table} SELECT made.* FROM unnest(CAST(:rows AS text[])) AS one,"  # noqa: S608
+                f" jsonb_populate_record(CAST(NULL AS {table}), CAST(one AS jsonb)) AS made"
+            )
+            target.execute(write, {"rows": list(source.scalars(read))})

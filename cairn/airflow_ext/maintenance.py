@@ -73,7 +73,8 @@ def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
             "their errors are in cairn.deletions.last_error",
             job=job,
         )
-    return asdict(report)
+    next_at = report.next_delete_at
+    return {**asdict(report), "next_delete_at": next_at and next_at.isoformat()}
 
 
 def total(reports: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -82,7 +83,7 @@ def total(reports: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     for report in reports:
         sums["jobs"] += 1
         for name, value in report.items():
-            if name not in ("job", "dry_run"):
+            if isinstance(value, int) and name != "dry_run":
                 sums[name] = sums.get(name, 0) + value
     log.info("%s", sums)
     return sums

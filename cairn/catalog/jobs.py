@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, DateTime, Row, ScalarSelect, func, select
 
 from cairn.catalog.job.fencing import lock_job
 from cairn.errors import BadInputError
@@ -32,6 +33,16 @@ def find_job(connection: Connection, name: str, *, locked: bool = False) -> Row[
     lock_job(connection, job.job_id, exclusive=True)
     # Again: as it is now that nobody can change it.
     return connection.execute(query).one()
+
+
+def end_of_file_retention(job_id: str) -> ScalarSelect[datetime]:
+    """Returns the moment until which a job's condemned files and given up directories may go.
+
+    What was condemned or given up later stays: a backup of the metastore may still need it.
+    """
+    retention = func.make_interval(0, 0, 0, 0, 0, 0, Job.file_retention_ms / 1000.0)
+    moment = func.now(type_=DateTime(timezone=True)) - retention
+    return select(moment).where(Job.job_id == job_id).scalar_subquery()
 
 
 def unknown_job(name: str, known: Sequence[str]) -> BadInputError:

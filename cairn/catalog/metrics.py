@@ -206,7 +206,8 @@ METRICS = (
         kind=_GAUGE,
         scope=_JOB,
         unit="ratio",
-        meaning="Physical over logical size, from 1; missing where no segment is live.",
+        meaning="Physical over logical size, from 1, without files that wait; missing where no "
+        "segment is live.",
     ),
     Metric(
         name="Storage.rewriteBytes",
@@ -229,6 +230,20 @@ METRICS = (
         unit="files",
         meaning="Files with a write intent which nobody can seal any more and that are not "
         "deleted yet.",
+    ),
+    Metric(
+        name="Storage.waitingFiles",
+        kind=_GAUGE,
+        scope=_JOB,
+        unit="files",
+        meaning="Condemned files that wait until `cairn.file-retention` is over.",
+    ),
+    Metric(
+        name="Storage.waitingBytes",
+        kind=_GAUGE,
+        scope=_JOB,
+        unit="bytes",
+        meaning="Their size.",
     ),
 )
 """In the order of the documentation."""

@@ -80,6 +80,9 @@ _REPORT_COLUMNS = {
     "deleted_files": "files deleted",
     "freed_bytes": "freed",
     "failed_deletes": "deletes failed",
+    "waiting_files": "files waiting",
+    "waiting_bytes": "waiting",
+    "next_delete_at": "next delete (UTC)",
     "trimmed_checkpoints": "checkpoints trimmed",
 }
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from uuid import UUID, uuid4
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.apply import PLAN_LIFE_MIN, Applied, apply_plan, store_plan
-from cairn.catalog.cleanup.deletions import total_open
+from cairn.catalog.cleanup.deletions import FileTotal, OpenDeletes, total_open
 from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_history
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, CleanupSnapshot, JobFacts, read_snapshot
 from cairn.errors import RefusedError
@@ -26,8 +27,10 @@ ACTION = "subsumption"
 class CleanupReport:
     """What a cleanup changed; of a dry run, what one would change now.
 
-    `failed_deletes` objects could not be deleted and are tried again by the next cleanup. The
-    rows of `trimmed_checkpoints` and `trimmed_files` have left the metastore.
+    `failed_deletes` objects could not be deleted and are tried again by the next cleanup.
+    `waiting_files` are condemned and wait until that is `cairn.file-retention` ago, the first of
+    them until `next_delete_at` (None: there are none). The rows of `trimmed_checkpoints` and
+    `trimmed_files` have left the metastore.
     """
 
     job: str
@@ -38,6 +41,9 @@ class CleanupReport:
     deleted_files: int
     freed_bytes: int
     failed_deletes: int
+    waiting_files: int
+    waiting_bytes: int
+    next_delete_at: datetime | None
     trimmed_checkpoints: int
     trimmed_files: int
 
@@ -45,9 +51,11 @@ class CleanupReport:
 def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> CleanupReport:
     """Subsumes a job's old checkpoints, deletes the files that nothing needs, trims the history.
 
-    Deletes what an earlier cleanup left behind, too. Any number may run at once, also beside the
-    job itself. A dry run changes nothing, in the metastore and in storage; where there is more to
-    do than fits one plan (`cairn.catalog.cleanup.snapshot.PLAN_ROWS`), it reports the first plan.
+    Files are deleted once they have been condemned for `cairn.file-retention`, by whichever cleanup
+    comes then. Deletes what an earlier cleanup left behind, too. Any number may run at once, also
+    beside the job itself. A dry run changes nothing, in the metastore and in storage; where there
+    is more to do than fits one plan (`cairn.catalog.cleanup.snapshot.PLAN_ROWS`), it reports the
+    first plan.
 
     Raises:
         BadInputError: there is no such job, or `CAIRN_STORAGES` is not set.
@@ -61,33 +69,25 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
     plan = plan_subsumption(snapshot)
     if dry_run:
         return _forecast(catalog, snapshot, plan)
-    subsumed = dead = condemned = 0
-    # Plan by plan, each bounded: one transaction for all of it would hold the job's lock for long.
-    while not plan.is_empty:
-        applied = apply_stored(
-            catalog, snapshot.job, record_plan(catalog, snapshot.job, plan), plan
-        )
-        subsumed += applied.subsumed_checkpoints
-        dead += applied.dead_segments
-        condemned += applied.condemned_files
-        if applied == Applied(0, 0, 0):
-            break  # another cleanup was faster
-        snapshot = _read(catalog, job_name)
-        plan = plan_subsumption(snapshot)
+    applied = _apply_plans(catalog, snapshot, plan)
     # Deleted last, from the intents and not from the plans: earlier cleanups may have left some.
     deleted = delete_condemned(catalog, snapshot.job, store)
     # After the files: a directory is removed only once all files in it are deleted.
     delete_directories(catalog, snapshot.job, store)
     trimmed = trim_job(catalog, snapshot.job)
+    left = _left(catalog, snapshot.job)
     return CleanupReport(
         job=job_name,
         dry_run=False,
-        subsumed_checkpoints=subsumed,
-        dead_segments=dead,
-        condemned_files=condemned,
+        subsumed_checkpoints=applied.subsumed_checkpoints,
+        dead_segments=applied.dead_segments,
+        condemned_files=applied.condemned_files,
         deleted_files=deleted.files,
         freed_bytes=deleted.size_bytes,
         failed_deletes=deleted.failed,
+        waiting_files=left.waiting.files,
+        waiting_bytes=left.waiting.size_bytes,
+        next_delete_at=left.next_at,
         trimmed_checkpoints=trimmed.checkpoints,
         trimmed_files=trimmed.files,
     )
@@ -95,6 +95,21 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
 
 def _read(catalog: Catalog, job_name: str) -> CleanupSnapshot:
     return catalog.run(f"reading what job {job_name} keeps", lambda c: read_snapshot(c, job_name))
+
+
+def _apply_plans(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan) -> Applied:
+    """Applies a plan and those after it, until there is nothing to do; returns the changes."""
+    job, subsumed, dead, condemned = snapshot.job, 0, 0, 0
+    # Plan by plan, each bounded: one transaction for all of it would hold the job's lock for long.
+    while not plan.is_empty:
+        applied = apply_stored(catalog, job, record_plan(catalog, job, plan), plan)
+        subsumed += applied.subsumed_checkpoints
+        dead += applied.dead_segments
+        condemned += applied.condemned_files
+        if applied == Applied(0, 0, 0):
+            break  # another cleanup was faster
+        plan = plan_subsumption(_read(catalog, job.name))
+    return Applied(subsumed, dead, condemned)
 
 
 def record_plan(catalog: Catalog, job: JobFacts, plan: SubsumptionPlan) -> UUID:
@@ -157,21 +172,35 @@ def trim_job(catalog: Catalog, job: JobFacts) -> Trimmed:
     return trimmed
 
 
+def _left(catalog: Catalog, job: JobFacts) -> OpenDeletes:
+    return catalog.run("counting delete intents", lambda c: total_open(c, job.job_id))
+
+
 def _forecast(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan) -> CleanupReport:
     job_id = snapshot.job.job_id
-    waiting = catalog.run("counting delete intents", lambda c: total_open(c, job_id))
+    left = _left(catalog, snapshot.job)
     trimmed = catalog.run(
         "counting the history to trim", lambda c: forecast_history(c, job_id, most=PLAN_ROWS)
     )
+    condemned = FileTotal(len(plan.condemned_files), plan.freed_bytes)
+    due, waiting = left.due, left.waiting
+    # What a cleanup condemns, it deletes itself where nothing has to wait.
+    if snapshot.job.file_retention_ms:
+        waiting += condemned
+    else:
+        due += condemned
     return CleanupReport(
         job=snapshot.job.name,
         dry_run=True,
         subsumed_checkpoints=len(plan.subsumed_checkpoints),
         dead_segments=len(plan.dead_segments) + plan.segments_in_commits,
         condemned_files=len(plan.condemned_files),
-        deleted_files=len(plan.condemned_files) + waiting.files,
-        freed_bytes=plan.freed_bytes + waiting.size_bytes,
+        deleted_files=due.files,
+        freed_bytes=due.size_bytes,
         failed_deletes=0,
+        waiting_files=waiting.files,
+        waiting_bytes=waiting.size_bytes,
+        next_delete_at=left.next_at or (left.condemned_now_at if waiting.files else None),
         trimmed_checkpoints=trimmed.checkpoints,
         trimmed_files=trimmed.files,
     )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from uuid import UUID
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.deletions import DeleteIntent, open_intents, record_outcome
@@ -34,8 +33,9 @@ class Deleted:
 
 
 def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Deleted:
-    """Deletes every object of a job with an open intent, those a killed process left included.
+    """Deletes every object of a job with an open intent that is older than `cairn.file-retention`.
 
+    Those that a killed process left are included.
     An object that is missing already counts as deleted. One that cannot be deleted keeps its
     intent, with the error, and is tried again by the next call.
 
@@ -46,7 +46,8 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
     """
     require_allowed(job, store.url)
     files = size_bytes = failed = 0
-    began_s, last = time.monotonic(), None
+    began_s = time.monotonic()
+    last: DeleteIntent | None = None
     while intents := _open_intents(catalog, job, last):
         paths = [intent.path for intent in intents]
         _refuse_foreign(job, paths)
@@ -62,7 +63,7 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
         failed += len(errors)
         if errors:
             _warn_of_failed(job, errors)
-        last = intents[-1].file_id
+        last = intents[-1]
     if files:
         facts = {"job": job.name, "files": files, "size_bytes": size_bytes}
         seconds = round(time.monotonic() - began_s, 3)
@@ -73,8 +74,8 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
 def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> None:
     """Deletes directories of a job that no run claims and whose files are all deleted.
 
-    Up to `BATCH_OBJECTS` a call. One that holds something which the metastore does not know is
-    kept.
+    Those that were given up later than `cairn.file-retention` ago stay. Up to `BATCH_OBJECTS` a
+    call. One that holds something which the metastore does not know is kept.
 
     Raises:
         RefusedError: a row names a directory outside the job's root; nothing is deleted.
@@ -97,7 +98,9 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         _log.info("directories removed", extra=facts)
 
 
-def _open_intents(catalog: Catalog, job: JobFacts, after: UUID | None) -> list[DeleteIntent]:
+def _open_intents(
+    catalog: Catalog, job: JobFacts, after: DeleteIntent | None
+) -> list[DeleteIntent]:
     return catalog.run(
         "reading delete intents",
         lambda c: open_intents(c, job.job_id, after=after, limit=BATCH_OBJECTS),

@@ -266,6 +266,7 @@ BEGIN
     UPDATE cairn.jobs AS j
     SET time_mode = run.time_mode,
         num_retained = coalesce(run.num_retained, j.num_retained),
+        file_retention_ms = coalesce(run.file_retention_ms, j.file_retention_ms),
         history_retention_ms = coalesce(run.history_retention_ms, j.history_retention_ms),
         history_max_checkpoints = coalesce(run.history_max_checkpoints, j.history_max_checkpoints)
     WHERE j.job_id = run.job_id;

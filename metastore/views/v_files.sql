@@ -2,7 +2,8 @@
 -- Columns: job_id, job_name, file_id, path (key below the job's storage), scope, status,
 --   size_bytes (null until sealed), live_bytes, live_segments, amplification (size_bytes over
 --   live_bytes; null when nothing is live), oldest_checkpoint and newest_checkpoint (of those not
---   subsumed or aborted that need it), kept_because (in words), created_at, deleted_at.
+--   subsumed or aborted that need it), kept_because (in words), created_at, deleted_at,
+--   deletable_at (of a condemned one: when `cairn.file-retention` is over, and a cleanup deletes it).
 -- Read by: `cairn files`, and by people who ask why an object is still there.
 CREATE OR REPLACE VIEW cairn.v_files AS
 SELECT
@@ -22,6 +23,9 @@ SELECT
         WHEN f.status = 'DELETED' THEN 'not kept: deleted'
         WHEN f.status = 'CONDEMNED' AND d.file_id IS NULL
             THEN 'condemned: the next cleanup asks for its deletion'
+        WHEN f.status = 'CONDEMNED' AND d.attempts = 0 AND d.deletable_at > now()
+            THEN 'condemned: waits for its deletion until '
+                || to_char(d.deletable_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC'
         WHEN f.status = 'CONDEMNED'
             THEN 'condemned: deletion asked for, tried ' || d.attempts || ' times'
                 || coalesce(', last error: ' || d.last_error, '')
@@ -36,13 +40,20 @@ SELECT
         ELSE 'no retained checkpoint needs it: the next cleanup releases it'
     END AS kept_because,
     f.created_at,
-    f.deleted_at
+    f.deleted_at,
+    d.deletable_at
 FROM cairn.physical_files AS f
 JOIN cairn.jobs AS j ON j.job_id = f.job_id
-LEFT JOIN cairn.deletions AS d
-    ON d.job_id = f.job_id
-    AND d.file_id = f.file_id
-    AND d.done_at IS NULL
+LEFT JOIN LATERAL (
+    SELECT
+        deletions.*,
+        deletions.requested_at + make_interval(secs => j.file_retention_ms / 1000.0)
+            AS deletable_at
+    FROM cairn.deletions
+    WHERE deletions.job_id = f.job_id
+      AND deletions.file_id = f.file_id
+      AND deletions.done_at IS NULL
+) AS d ON TRUE
 CROSS JOIN LATERAL (
     SELECT
         min(checkpoints.checkpoint_id) AS oldest_checkpoint,

@@ -20,14 +20,18 @@ SELECT
 FROM cairn.jobs AS j
 CROSS JOIN LATERAL (
     SELECT
-        count(*) AS files,
+        count(*) FILTER (WHERE physical_files.sealed_at IS NOT NULL) AS files,
         coalesce(sum(physical_files.size_bytes), 0) AS size_bytes,
         coalesce(sum(physical_files.live_segments), 0) AS live_segments,
-        coalesce(sum(physical_files.live_bytes), 0) AS live_bytes
+        coalesce(sum(physical_files.live_bytes), 0) AS live_bytes,
+        count(*) FILTER (WHERE physical_files.condemned_at > t.moment) AS waiting,
+        coalesce(
+            sum(physical_files.size_bytes) FILTER (WHERE physical_files.condemned_at > t.moment), 0
+        ) AS waiting_bytes
     FROM cairn.physical_files
+    CROSS JOIN (SELECT now() - make_interval(secs => j.file_retention_ms / 1000.0) AS moment) AS t
     WHERE physical_files.job_id = j.job_id
       AND physical_files.status IN ('SEALED', 'CONDEMNED')
-      AND physical_files.sealed_at IS NOT NULL
 ) AS f
 CROSS JOIN LATERAL (
     SELECT count(*) AS files
@@ -48,9 +52,11 @@ CROSS JOIN LATERAL (
         ('fileMerging.logicalFileSize', 'gauge', f.live_bytes),
         ('fileMerging.physicalFileCount', 'gauge', f.files),
         ('fileMerging.physicalFileSize', 'gauge', f.size_bytes),
-        ('Storage.spaceAmplification', 'gauge', f.size_bytes / nullif(f.live_bytes, 0)),
+        ('Storage.spaceAmplification', 'gauge', (f.size_bytes - f.waiting_bytes) / nullif(f.live_bytes, 0)),
         ('Storage.orphanFiles', 'gauge', o.files),
-        ('Storage.failedDeletes', 'gauge', d.files)
+        ('Storage.failedDeletes', 'gauge', d.files),
+        ('Storage.waitingFiles', 'gauge', f.waiting),
+        ('Storage.waitingBytes', 'gauge', f.waiting_bytes)
 ) AS m (metric, kind, value)
 WHERE m.value IS NOT NULL
 UNION ALL

@@ -30,6 +30,7 @@ from cairn.state.ttl import Ttl
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes, NoState, Overlay
 from cairn.storage import open_store
 from metastore.enums import Scope, SegmentKind
+from tests.file_retention import DELETE_AT_ONCE_MS
 
 KEY_GROUPS, SUBTASKS = 8, 2
 VALUE, LIST, MAP, TTL_VALUE = 1, 2, 3, 4
@@ -155,6 +156,7 @@ class StatefulJob:
             parallelism=SUBTASKS,
             max_parallelism=KEY_GROUPS,
             num_retained=self.num_retained,
+            file_retention_ms=DELETE_AT_ONCE_MS,
             key_schema=KEY,
             states=states,
             deleted_states=deleted,

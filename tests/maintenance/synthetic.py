@@ -14,6 +14,7 @@ from cairn.layout import new_job_id, shared_file, task_manager_file
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind
 from metastore.models import Base, Checkpoint, Job, PhysicalFile, PlacedSegment, Run
+from tests.file_retention import DELETE_AT_ONCE_MS
 
 SEGMENT_BYTES = 100
 SUBTASKS = 2
@@ -33,6 +34,7 @@ class SyntheticJob:
     storage: str
     name: str = field(default_factory=lambda: f"job-{uuid4().hex[:8]}")
     num_retained: int = 2
+    file_retention_ms: int = DELETE_AT_ONCE_MS
     job_id: str = ""
     doomed: set[str] = field(default_factory=set)
     needed: set[str] = field(default_factory=set)
@@ -121,6 +123,7 @@ class SyntheticJob:
                 storage=self.storage,
                 max_parallelism=128,
                 num_retained=self.num_retained,
+                file_retention_ms=self.file_retention_ms,
                 key_schema={"fields": []},
                 current_epoch=2,
                 next_checkpoint_id=7,

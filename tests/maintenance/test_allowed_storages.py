@@ -23,7 +23,12 @@ def job(metastore_url: str, tmp_storage: str) -> SyntheticJob:
 
 def facts(storage: str) -> JobFacts:
     return JobFacts(
-        job_id="clicks-1a2b3c4d", name="clicks", storage=storage, num_retained=2, current_epoch=1
+        job_id="clicks-1a2b3c4d",
+        name="clicks",
+        storage=storage,
+        num_retained=2,
+        file_retention_ms=0,
+        current_epoch=1,
     )
 
 

@@ -78,6 +78,7 @@ class ModelJob:
                 name="job",
                 storage="/storage",
                 num_retained=self.num_retained,
+                file_retention_ms=0,
                 current_epoch=self.current_epoch,
             ),
             checkpoints=tuple(

@@ -216,16 +216,23 @@ def application(job: LargeJob, connection: Connection) -> Work:
 
 
 def intents_and_outcome(job: LargeJob, connection: Connection) -> Work:
+    """Returns what a cleanup does with intents that are due, of many that are not."""
     planned(job, connection)[1](connection)
+    job.age_intents(connection)
 
     def work(connection: Connection) -> None:
-        total_open(connection, job.job_id)
         found = open_intents(connection, job.job_id, after=None, limit=1000)
         failed = {found[0].file_id: "no"}
         gone = [intent.file_id for intent in found[1:]]
         assert record_outcome(connection, gone=gone, failed=failed).files == PLAN_ROWS - 1
+        assert open_intents(connection, job.job_id, after=found[-1], limit=1000) == []
 
     return work
+
+
+def total_of_open_intents(job: LargeJob, connection: Connection) -> Work:
+    planned(job, connection)[1](connection)
+    return partial(total_open, job_id=job.job_id)
 
 
 def removal_of_directories(job: LargeJob, connection: Connection) -> Work:
@@ -286,6 +293,10 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     "delete intents and their outcome": (
         intents_and_outcome,
         Limit(40 * PLAN_ROWS, 120 * PLAN_ROWS),
+    ),
+    "total of the open delete intents": (
+        total_of_open_intents,
+        Limit(6 * PLAN_ROWS, 12 * PLAN_ROWS),
     ),
     "removal of directories": (removal_of_directories, Limit(5 * FILES, 5 * FILES)),
 }

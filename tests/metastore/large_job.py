@@ -81,15 +81,33 @@ _MATERIALIZE = (
 _GIVE_UP = (
     "SET LOCAL session_replication_role = replica",
     """
-    INSERT INTO cairn.directories (job_id, path, scope, subtask, parallelism, epoch, status)
+    INSERT INTO cairn.directories (
+        job_id, path, scope, subtask, parallelism, epoch, status, unclaimed_at
+    )
     SELECT :job, :job || '/shared/subtask-' || s || '-' || :subtasks, 'shared', s, :subtasks, 1,
-        'UNCLAIMED'
+        'UNCLAIMED', now() - INTERVAL '1 day'
     FROM generate_series(0, :subtasks - 1) AS s
     """,
     """
-    INSERT INTO cairn.directories (job_id, path, scope, tm_id, epoch, status)
-    SELECT :job, :job || '/taskmanager-owned/0-' || g, 'taskmanager', '0-' || g, 1, 'UNCLAIMED'
+    INSERT INTO cairn.directories (job_id, path, scope, tm_id, epoch, status, unclaimed_at)
+    SELECT :job, :job || '/taskmanager-owned/0-' || g, 'taskmanager', '0-' || g, 1, 'UNCLAIMED',
+        now() - INTERVAL '1 day'
     FROM generate_series(0, :executors - 1) AS g
+    """,
+    "SET LOCAL session_replication_role = origin",
+)
+# As if the cleanups of the last hour had condemned as many files as those that are to be deleted.
+_AGE_INTENTS = (
+    "SET LOCAL session_replication_role = replica",
+    """
+    UPDATE cairn.deletions SET requested_at = now() - INTERVAL '1 day'
+    WHERE job_id = :job AND done_at IS NULL
+    """,
+    """
+    INSERT INTO cairn.deletions (file_id, job_id, path, maintenance_run_id, requested_at)
+    SELECT gen_random_uuid(), :job, d.path, d.maintenance_run_id, now() - g * INTERVAL '1 second'
+    FROM cairn.deletions AS d CROSS JOIN generate_series(1, 20) AS g
+    WHERE d.job_id = :job AND d.done_at IS NULL
     """,
     "SET LOCAL session_replication_role = origin",
 )
@@ -169,6 +187,10 @@ class LargeJob:
     def give_up_directories(self, connection: Connection) -> None:
         """Adds directories that are given up: of all subtasks, and empty ones of executors."""
         self.execute(connection, _GIVE_UP, subtasks=PARALLELISM, executors=EXECUTORS)
+
+    def age_intents(self, connection: Connection) -> None:
+        """Makes the open intents a day old, and adds twenty for each that are young."""
+        self.execute(connection, _AGE_INTENTS)
 
     def intend(self, connection: Connection, scope: Scope = Scope.TASK_MANAGER) -> IntendedFile:
         file_id, tm_id = str(uuid4()), "1-000000000000"

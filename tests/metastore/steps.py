@@ -25,6 +25,7 @@ from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
 from metastore.enums import Scope, SegmentKind
+from tests.file_retention import DELETE_AT_ONCE_MS
 
 T = TypeVar("T")
 MAX_PARALLELISM = 8
@@ -71,6 +72,7 @@ class Steps:
             parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
             num_retained=2,
+            file_retention_ms=DELETE_AT_ONCE_MS,
             key_schema={"fields": [{"name": "word", "type": "string"}]},
             states=[],
         )

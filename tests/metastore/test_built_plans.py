@@ -48,7 +48,7 @@ def test_a_plan_that_is_only_built_changes_no_row_of_the_job(
     steps: Steps, states: list[StateDeclaration]
 ) -> None:
     before = of_the_job(steps)
-    steps.register(states=states, history_max_checkpoints=1000, history_retention_ms=3_600_000)
+    steps.register(states=states, history_max_checkpoints=1000, file_retention_ms=7)
     assert of_the_job(steps) == before
     assert steps.register_as(steps.registration(states=[W])).states["w"].value_layout == (
         W.value_schema
@@ -65,6 +65,20 @@ def test_cleanup_keeps_what_the_begun_run_retains_and_a_new_option_counts_from_i
     steps.whole_batch(built, 5)
     steps.clean()
     assert list(steps.statuses().values()).count("SUBSUMED") == 3
+
+
+def test_a_shorter_retention_of_files_counts_from_its_runs_first_batch(steps: Steps) -> None:
+    steps.begin(steps.ref(1, 5))
+    file = steps.intend(steps.ref(1, 5))
+    slow = steps.register(num_retained=100, states=[W], file_retention_ms=3_600_000)
+    steps.whole_batch(slow, 5)
+    steps.let_writes_end()
+    built = steps.register(num_retained=100, states=[W], file_retention_ms=0)
+    steps.clean()
+    assert steps.file_facts(file)[0] == "CONDEMNED"
+    steps.whole_batch(built, 6)
+    steps.clean()
+    assert steps.file_facts(file)[0] == "DELETED"
 
 
 def test_a_wider_layout_takes_effect_when_its_run_begins(steps: Steps) -> None:

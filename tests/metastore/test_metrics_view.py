@@ -14,7 +14,7 @@ from cairn.catalog.job.files import seal_files
 from cairn.catalog.job.upload_stats import UploadStats
 from cairn.catalog.metrics import METRICS, MetricKind, MetricScope
 from metastore.enums import Scope
-from metastore.models import Deletion, Job
+from metastore.models import Deletion, Job, PhysicalFile
 from tests.metastore.metric_values import histogram, metric, metric_rows
 from tests.metastore.rows import Rows
 from tests.metastore.steps import Steps
@@ -235,6 +235,23 @@ def test_failed_deletes_are_those_that_have_failed_and_are_not_done(begun: Rows)
     closed = update(Deletion).where(begun.own(Deletion), Deletion.file_id == done)
     begun.execute(closed.values(attempts=4, last_error=None, done_at=text("now()")))
     assert of(begun, "Storage.failedDeletes") == {None: 1}
+
+
+def test_condemned_files_wait_until_their_retention_is_over(begun: Rows) -> None:
+    whole = begun.file(size_bytes=100)
+    begun.segment(whole, 50)
+    for minutes, status, size_bytes in ((59, "CONDEMNED", 30), (61, "CONDEMNED", 4)):
+        file = begun.file(status, size_bytes=size_bytes)
+        at = text(f"now() - interval '{minutes} min'")
+        begun.execute(
+            update(PhysicalFile).where(PhysicalFile.file_id == file).values(condemned_at=at)
+        )
+    never_sealed = update(PhysicalFile).where(PhysicalFile.file_id == begun.file("WRITING"))
+    begun.execute(never_sealed.values(status="CONDEMNED", condemned_at=text("now()")))
+    assert of(begun, "Storage.waitingFiles") == {None: 2}
+    assert of(begun, "Storage.waitingBytes") == {None: 30}
+    assert of(begun, "fileMerging.physicalFileCount") == {None: 3}
+    assert of(begun, "Storage.spaceAmplification") == {None: 104 / 50}
 
 
 def test_orphans_are_the_files_that_cleanup_takes_although_nobody_sealed_them(

@@ -89,6 +89,10 @@ def test_files_say_why_they_are_kept(rows: Rows) -> None:
     rows.execute(
         update(Deletion).where(rows.own(Deletion)).values(attempts=2, last_error="SlowDown")
     )
+    waiting, due = rows.file("CONDEMNED"), rows.file("CONDEMNED")
+    for file, at in ((waiting, "2200-01-01 12:00:00+00"), (due, "2020-01-01 12:00:00+00")):
+        rows.deletion(file)
+        rows.execute(update(Deletion).where(Deletion.file_id == file).values(requested_at=at))
     because = {row["file_id"]: row["kept_because"] for row in rows.view("v_files")}
     assert because == {
         one: "needed by checkpoint 2",
@@ -100,21 +104,32 @@ def test_files_say_why_they_are_kept(rows: Rows) -> None:
         intent: "write intent of run 1: not sealed yet",
         condemned: "condemned: the next cleanup asks for its deletion",
         failing: "condemned: deletion asked for, tried 2 times, last error: SlowDown",
+        waiting: "condemned: waits for its deletion until 2200-01-01 13:00:00 UTC",
+        due: "condemned: deletion asked for, tried 0 times",
     }
 
 
-def test_space_amplification_is_physical_over_live_bytes_in_storage(rows: Rows) -> None:
+def test_space_amplification_is_physical_over_live_bytes_without_what_waits(
+    rows: Rows,
+) -> None:
     merged = rows.file(size_bytes=1000)
     rows.segment(merged, 300)
     rows.segment(merged, 100, status="DEAD")
     rows.segment(rows.file(size_bytes=600, scope=Scope.SHARED), 100)
-    rows.file("CONDEMNED", size_bytes=400)
+    condemned = rows.file("CONDEMNED", size_bytes=400)
     rows.file("DELETED", size_bytes=9000)
     rows.file("WRITING")
     [job] = rows.view("v_space_amplification")
     assert job["files"] == 3
     assert (job["physical_bytes"], job["live_bytes"], job["dead_bytes"]) == (2000, 400, 1600)
-    assert job["ratio"] == 5.0
+    assert (job["waiting_bytes"], job["ratio"]) == (0, 5.0)
+    rows.execute(
+        update(PhysicalFile)
+        .where(PhysicalFile.file_id == condemned)
+        .values(condemned_at=text("now() - interval '59 min'"))
+    )
+    [job] = rows.view("v_space_amplification")
+    assert (job["waiting_bytes"], job["ratio"]) == (400, 4.0)
     assert (job["shared_physical_bytes"], job["shared_live_bytes"]) == (600, 100)
     assert (job["taskmanager_physical_bytes"], job["taskmanager_live_bytes"]) == (1400, 300)
 

@@ -31,6 +31,7 @@ from cairn.state.handle import StateDeclaration
 from cairn.state.operator_lists import Lists
 from cairn.state.view import Overlay
 from cairn.storage import ObjectStore, open_store
+from tests.file_retention import DELETE_AT_ONCE
 
 MAX_PARALLELISM = 8
 QUERY = "query"
@@ -57,7 +58,7 @@ def new_run(
 ) -> RunContext:
     """Registers a run of a job, a new one to be restored if `origin` is given; returns its plan."""
     settings = replace(
-        Settings.from_options(options or {}),
+        Settings.from_options({**DELETE_AT_ONCE, **(options or {})}),
         num_retained=2,
         persist_delay_ms=persist_delay_ms,
         local_dir=local_dir,
@@ -69,6 +70,7 @@ def new_run(
         parallelism=parallelism,
         max_parallelism=MAX_PARALLELISM,
         num_retained=settings.num_retained,
+        file_retention_ms=settings.file_retention_ms,
         key_schema={"fields": []},
         states=states,
         deleted_states=deleted,

@@ -28,6 +28,7 @@ from cairn.savepoints.write_manifest import pin
 from cairn.settings import Settings
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import PinKind
+from tests.file_retention import DELETE_AT_ONCE_MS
 from tests.runtime.tasks import (
     MAX_PARALLELISM,
     QUERY,
@@ -70,6 +71,7 @@ class Query:
             parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
             num_retained=2,
+            file_retention_ms=DELETE_AT_ONCE_MS,
             key_schema={"fields": []},
             states=[],
         )

@@ -47,6 +47,7 @@ from cairn.storage import open_store
 from metastore.enums import CheckpointStatus
 from metastore.models import Checkpoint, Job, StateVariable
 from spark_jobs import environment
+from tests.file_retention import DELETE_AT_ONCE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS_PER_FILE = 60
@@ -170,7 +171,7 @@ class Settings:
 
     def cairn_job(self) -> cairn.Job:
         """Returns the job."""
-        options = {"cairn.local-dir": self.local_dir, **self.options}
+        options = {"cairn.local-dir": self.local_dir, **DELETE_AT_ONCE, **self.options}
         return cairn.Job(
             self.job,
             storage=self.storage,

@@ -56,6 +56,7 @@ class JobFacts:
     name: str
     storage: str
     num_retained: int
+    file_retention_ms: int
     current_epoch: int
 
 
@@ -144,6 +145,7 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
         name=row.name,
         storage=row.storage,
         num_retained=row.num_retained,
+        file_retention_ms=row.file_retention_ms,
         current_epoch=row.current_epoch,
     )
     checkpoints, horizon = _retained_checkpoints(connection, job)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Connection, and_, func, null, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cairn.catalog.jobs import end_of_file_retention
 from cairn.handles import DirectoryHandle
 from metastore.enums import DirectoryStatus, FileStatus
 from metastore.models import Directory, PhysicalFile
@@ -61,7 +62,10 @@ def claim_directories(
 
 
 def given_up_directories(connection: Connection, job_id: str, *, limit: int) -> list[str]:
-    """Returns the paths of up to `limit` UNCLAIMED directories without an undeleted file."""
+    """Returns the paths of up to `limit` UNCLAIMED directories without an undeleted file.
+
+    Those that were given up later than `cairn.file-retention` ago stay.
+    """
     return list(
         connection.scalars(
             select(Directory.path).where(_is_given_up(job_id)).order_by(Directory.path).limit(limit)
@@ -86,5 +90,6 @@ def _is_given_up(job_id: str) -> ColumnElement[bool]:
     return and_(
         Directory.job_id == job_id,
         Directory.status == DirectoryStatus.UNCLAIMED,
+        Directory.unclaimed_at <= end_of_file_retention(job_id),
         Directory.path.not_in(with_files),
     )

@@ -27,7 +27,7 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import default_max_parallelism
 from cairn.layout import new_job_id
 from cairn.manifest import Manifest
-from cairn.settings import HISTORY_MAX_CHECKPOINTS, HISTORY_RETENTION_MS
+from cairn.settings import FILE_RETENTION_MS, HISTORY_MAX_CHECKPOINTS, HISTORY_RETENTION_MS
 from cairn.state.handle import StateDeclaration
 from metastore.enums import CheckpointStatus, StateKind
 from metastore.models import Checkpoint, Job, Run
@@ -52,6 +52,7 @@ class Registration:
     """Of `withWatermark`, by input of the operator; none without event time."""
     watermark_job_id: str | None = None
     """The job upstream whose watermark counts, instead of delays of its own."""
+    file_retention_ms: int = FILE_RETENTION_MS
     history_retention_ms: int = HISTORY_RETENTION_MS
     history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
     origin: Manifest | None = None
@@ -211,6 +212,7 @@ def _epoch(
             layouts=layouts_of(connection, job_id, registration.states, states),
             time_mode=registration.time_mode,
             num_retained=registration.num_retained,
+            file_retention_ms=registration.file_retention_ms,
             history_retention_ms=registration.history_retention_ms,
             history_max_checkpoints=registration.history_max_checkpoints,
         )

@@ -127,6 +127,7 @@ def _on_stream(
         parallelism=job.parallelism,
         max_parallelism=job.settings.max_parallelism,
         num_retained=job.settings.num_retained,
+        file_retention_ms=job.settings.file_retention_ms,
         history_retention_ms=job.settings.history_retention_ms,
         history_max_checkpoints=job.settings.history_max_checkpoints,
         key_schema=operator.key_schema,

@@ -11,11 +11,13 @@ CREATE TABLE cairn.jobs (
     query_id TEXT,
     current_epoch BIGINT DEFAULT '0' NOT NULL,
     next_checkpoint_id BIGINT DEFAULT '1' NOT NULL,
+    file_retention_ms BIGINT DEFAULT '3600000' NOT NULL,
     history_retention_ms BIGINT DEFAULT '604800000' NOT NULL,
     history_max_checkpoints BIGINT DEFAULT '500000' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     CONSTRAINT pk_jobs PRIMARY KEY (job_id),
     CONSTRAINT ck_jobs__num_retained_enough CHECK (num_retained >= 2),
+    CONSTRAINT ck_jobs__file_retention_sane CHECK (file_retention_ms BETWEEN 0 AND 315360000000),
     CONSTRAINT ck_jobs__history_long_enough
         CHECK (history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000),
     CONSTRAINT ck_jobs__job_id_form CHECK (job_id ~ '^[a-z0-9][a-z0-9-]{0,39}-[0-9a-f]{8}$'),
@@ -54,6 +56,7 @@ CREATE TABLE cairn.runs (
     layouts JSONB DEFAULT '{}' NOT NULL,
     time_mode TEXT,
     num_retained BIGINT,
+    file_retention_ms BIGINT,
     history_retention_ms BIGINT,
     history_max_checkpoints BIGINT,
     registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -238,7 +241,8 @@ CREATE TABLE cairn.deletions (
 
 CREATE INDEX ix_deletions__maintenance_run_id ON cairn.deletions (maintenance_run_id);
 
-CREATE INDEX ix_deletions__open ON cairn.deletions (job_id, file_id) WHERE done_at IS NULL;
+CREATE INDEX ix_deletions__open ON cairn.deletions (job_id, requested_at, file_id)
+    WHERE done_at IS NULL;
 
 CREATE TABLE cairn.pins (
     pin_id UUID NOT NULL,

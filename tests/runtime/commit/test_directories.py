@@ -225,6 +225,18 @@ def test_a_directory_claimed_again_while_it_is_removed_stays_claimed(stream: Str
     assert directories(stream.plan)[old] == "CLAIMED"
 
 
+def test_a_directory_that_was_given_up_stays_for_the_retention(stream: Stream) -> None:
+    old = given_up(stream)
+    clean_files_only(stream)
+    execute(stream, "UPDATE cairn.jobs SET file_retention_ms = 3600000")
+    clean(stream)
+    assert (directories(stream.plan)[old], old in on_disk(stream)) == ("UNCLAIMED", True)
+    age = "UPDATE cairn.directories SET unclaimed_at = unclaimed_at - interval '1 hour'"
+    execute(stream, age)
+    clean(stream)
+    assert (directories(stream.plan)[old], old in on_disk(stream)) == ("DELETED", False)
+
+
 def test_a_directory_outside_the_jobs_root_is_refused(stream: Stream) -> None:
     stream.batch()
     execute(stream, "ALTER TABLE cairn.directories DROP CONSTRAINT ck_directories__path_form")
@@ -234,7 +246,11 @@ def test_a_directory_outside_the_jobs_root_is_refused(stream: Stream) -> None:
         " VALUES (:job, 'another-job/shared', 'shared', 1)",
         job=stream.plan.job_id,
     )
-    execute(stream, "UPDATE cairn.directories SET status = 'UNCLAIMED' WHERE scope = 'shared'")
+    execute(
+        stream,
+        "UPDATE cairn.directories SET status = 'UNCLAIMED', unclaimed_at = now()"
+        " WHERE scope = 'shared'",
+    )
     job = stream.plan.catalog.run("reading", lambda c: read_snapshot(c, stream.plan.job)).job
     store = PosixStore(Path(stream.storage.removeprefix("file://")))
     with pytest.raises(RefusedError, match="outside the job's root"):
