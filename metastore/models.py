@@ -40,6 +40,7 @@ from metastore.group_commits import GroupCommit
 from metastore.history import HistoryDay
 from metastore.maintenance_runs import MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
+from metastore.state_variables import StateVariable
 
 __all__ = [
     "SCHEMA",
@@ -132,32 +133,10 @@ class Run(Base):
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     """When its first batch began."""
-
-
-class StateVariable(Base):
-    """One row per state variable of a job; the id is its place in binary keys, for ever."""
-
-    __tablename__ = "state_variables"
-    __table_args__ = (
-        Index(
-            "uq_state_variables__name",
-            "job_id",
-            "name",
-            unique=True,
-            postgresql_where=text("dropped_at IS NULL"),
-        ),
-        one_of("kind", StateKind),
-    )
-    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
-    state_id: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
-    name: Mapped[str]
-    kind: Mapped[StateKind] = mapped_column(enum_of(StateKind))
-    value_schema: Mapped[dict[str, Any]]
-    """The layout of stored values: fields keep their place, new ones are added at the end."""
-    user_key_schema: Mapped[dict[str, Any] | None]
-    has_ttl: Mapped[bool] = mapped_column(server_default="false")
-    dropped_at: Mapped[datetime | None]
-    """When a run that deletes it began; its entries are deleted by that run's batches."""
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    """Its newest sign of life, up to some minutes late: its lease is counted from here."""
+    ended_at: Mapped[datetime | None]
+    """When its driver found its query over; null again once it begins another batch."""
 
 
 class Checkpoint(Base):
@@ -260,6 +239,8 @@ class PhysicalFile(Base):
     """The batch whose acks alone may seal it; null: there is none."""
     retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("cairn.physical_files.file_id"))
     """The file of the first request for the same bytes; null: it is the first."""
+    materialization_id: Mapped[UUID | None]
+    """The materialization whose end alone may seal it; null: there is none."""
     status: Mapped[FileStatus] = mapped_column(
         enum_of(FileStatus), server_default=FileStatus.WRITING
     )

@@ -1,4 +1,7 @@
-"""Tables of what work was like: nothing is decided by them. `metastore.models` has the others."""
+"""Tables of what work was like. `metastore.models` has the others.
+
+Only what a killed materialization has left is decided by one of them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from metastore.enums import SegmentKind
 
 
 class Materialization(Base):
-    """One row per materialization that a process of a job has begun, for metrics."""
+    """One row per materialization that a process of a job has begun; its files name it."""
 
     __tablename__ = "materializations"
     __table_args__ = (

@@ -56,7 +56,7 @@ GRANT SELECT ON
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
-GRANT UPDATE (status, deleted_at) ON cairn.directories TO cairn_maintainer;
+GRANT UPDATE (status, unclaimed_at, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
 GRANT INSERT, UPDATE ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;
 GRANT DELETE ON

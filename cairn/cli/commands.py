@@ -30,6 +30,7 @@ _JOB_COLUMNS = {
     "job_name": "job",
     "parallelism": "parallelism",
     "epoch": "run",
+    "run_state": "is",
     "checkpoints": "checkpoints",
     "last_checkpoint": "last",
     "last_completed_at": "completed (UTC)",

@@ -11,7 +11,7 @@ from functools import partial
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.deletions import DeleteIntent, open_intents, record_outcome
 from cairn.catalog.cleanup.snapshot import JobFacts
-from cairn.catalog.job.directories import given_up_directories, record_removed
+from cairn.catalog.job.directories import give_up_left, given_up_directories, record_removed
 from cairn.errors import RefusedError
 from cairn.layout import owns
 from cairn.maintenance.storages import require_allowed
@@ -82,6 +82,9 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         StorageError, MetastoreError: a store failed; the next call continues from there.
     """
     require_allowed(job, store.url)
+    catalog.run(
+        "giving up directories of runs that have ended", lambda c: give_up_left(c, job.job_id)
+    )
     paths = catalog.run(
         "reading directories to remove",
         lambda c: given_up_directories(c, job.job_id, limit=BATCH_OBJECTS),

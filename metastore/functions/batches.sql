@@ -182,8 +182,11 @@ BEGIN
     UPDATE cairn.jobs AS j
     SET current_epoch = run_epoch, next_checkpoint_id = of_job.next_checkpoint_id + 1
     WHERE j.job_id = job;
-    IF run.query_id IS DISTINCT FROM of_query OR run.started_at IS NULL THEN
-        UPDATE cairn.runs AS r SET started_at = coalesce(r.started_at, now()), query_id = of_query
+    IF run.query_id IS DISTINCT FROM of_query OR run.started_at IS NULL OR run.ended_at IS NOT NULL
+    THEN
+        UPDATE cairn.runs AS r
+        SET started_at = coalesce(r.started_at, now()), query_id = of_query, seen_at = now(),
+            ended_at = NULL
         WHERE r.job_id = job AND r.epoch = run_epoch;
     END IF;
     INSERT INTO cairn.checkpoints (

@@ -35,6 +35,8 @@ CREATE OR REPLACE FUNCTION cairn.require_epoch(
 LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     of_job cairn.jobs := cairn.lock_job(job, is_exclusive);
+    seen timestamptz;
+    ended timestamptz;
 BEGIN
     IF of_job.current_epoch <> run_epoch AND NOT (may_begin AND of_job.current_epoch < run_epoch) THEN
         PERFORM cairn.refuse_fenced(
@@ -42,7 +44,7 @@ BEGIN
             jsonb_build_object('job', of_job.name)
         );
     END IF;
-    PERFORM FROM cairn.runs AS r
+    SELECT r.seen_at, r.ended_at INTO seen, ended FROM cairn.runs AS r
     WHERE r.job_id = job AND r.epoch = run_epoch AND r.run_id = of_run;
     IF NOT FOUND THEN
         PERFORM cairn.refuse_fenced(
@@ -51,6 +53,10 @@ BEGIN
             'query again',
             jsonb_build_object('job', of_job.name)
         );
+    END IF;
+    -- Seldom, as it writes.
+    IF seen < now() - INTERVAL '15 minutes' OR ended IS NOT NULL THEN
+        PERFORM cairn.see_run(job, run_epoch);
     END IF;
     RETURN of_job;
 END $$;

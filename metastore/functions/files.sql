@@ -4,10 +4,16 @@
 CREATE OR REPLACE FUNCTION cairn.add_files(job text, run_epoch bigint, files json) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, batch_id, retry_of)
-    SELECT f.file_id, job, run_epoch, f.path, f.scope, f.batch_id, f.retry_of
+    INSERT INTO cairn.physical_files (
+        file_id, job_id, epoch, path, scope, batch_id, retry_of, materialization_id
+    )
+    SELECT
+        f.file_id, job, run_epoch, f.path, f.scope, f.batch_id, f.retry_of, f.materialization_id
     FROM json_to_recordset(files)
-        AS f (file_id uuid, path text, scope text, batch_id bigint, retry_of uuid)
+        AS f (
+            file_id uuid, path text, scope text, batch_id bigint, retry_of uuid,
+            materialization_id uuid
+        )
     ON CONFLICT (file_id) DO NOTHING;
 END $$;
 

@@ -21,6 +21,16 @@ SELECT
         WHEN f.status = 'SEALED' THEN 'sealed, and holds no live segment'
         WHEN f.epoch < (SELECT jobs.current_epoch FROM cairn.jobs WHERE jobs.job_id = f.job_id)
             THEN 'its writer, run ' || f.epoch || ', was replaced and can never seal it'
+        WHEN right(f.path, 10) <> '/_metadata' AND EXISTS (
+            SELECT FROM cairn.runs
+            WHERE runs.job_id = f.job_id
+              AND runs.epoch = f.epoch
+              AND cairn.is_over(runs.ended_at, runs.seen_at)
+        ) THEN 'its writer, run ' || f.epoch || ', has ended'
+        WHEN f.materialization_id IS NOT NULL
+            THEN 'its materialization has ended, or another one of the subtask has been completed'
+        WHEN right(f.path, 10) = '/_metadata'
+            THEN 'nobody has finished this manifest, and its checkpoint is not retained'
         ELSE 'nobody may seal it any more: its batch is over, or another request has won'
     END AS reason,
     -- No object appears longer than 20 min after its intent: a writer that was held up sends
@@ -48,6 +58,35 @@ WHERE f.status <> 'DELETED'
                       AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED')
                 )
             )
+            -- Not a manifest, which the command writes, too, after the run.
+            OR (right(f.path, 10) <> '/_metadata' AND EXISTS (
+                SELECT FROM cairn.runs
+                WHERE runs.job_id = f.job_id
+                  AND runs.epoch = f.epoch
+                  AND cairn.is_over(runs.ended_at, runs.seen_at)
+            ))
+            OR (right(f.path, 10) = '/_metadata' AND NOT EXISTS (
+                SELECT FROM cairn.checkpoints
+                WHERE checkpoints.job_id = f.job_id
+                  AND checkpoints.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
+                  AND f.path = checkpoints.job_id || '/chk-' || checkpoints.checkpoint_id
+                    || '/_metadata'
+            ))
+            -- A process that was killed leaves its row unfinished. A later one that is completed
+            -- replaces what the earlier one, if it is alive, could install.
+            OR (f.materialization_id IS NOT NULL AND NOT EXISTS (
+                SELECT FROM cairn.materializations AS own
+                WHERE own.materialization_id = f.materialization_id
+                  AND own.finished_at IS NULL
+                  AND NOT EXISTS (
+                    SELECT FROM cairn.materializations AS later
+                    WHERE later.job_id = own.job_id
+                      AND later.subtask = own.subtask
+                      AND later.started_at > own.started_at
+                      AND later.finished_at IS NOT NULL
+                      AND later.error IS NULL
+                  )
+            ))
             OR EXISTS (
                 SELECT FROM cairn.physical_files AS winner
                 WHERE winner.sealed_at IS NOT NULL

@@ -108,6 +108,7 @@ class Steps:
         batch: BatchRef,
         scope: Scope = Scope.TASK_MANAGER,
         retry_of: WrittenFile | None = None,
+        materialization_id: str | None = None,
     ) -> WrittenFile:
         """Records the intent of a file of one segment's size: a changelog's or a base's."""
         file = WrittenFile(str(uuid4()), SIZE_BYTES)
@@ -117,6 +118,7 @@ class Steps:
             scope=scope,
             batch_id=batch.batch_id if scope is Scope.TASK_MANAGER else None,
             retry_of=retry_of.file_id if retry_of else None,
+            materialization_id=materialization_id,
         )
         self.run_each(lambda c: intend_files(c, batch, [intended], [self.directory]))
         return file
@@ -227,6 +229,7 @@ class Steps:
         as_of: int,
         key_groups: tuple[int, int],
         kind: SegmentKind = SegmentKind.KEYED_FULL,
+        materialization_id: str | None = None,
     ) -> tuple[WrittenFile, SegmentHandle]:
         """Returns a base of some key groups, with its file (the intent is recorded)."""
         spec = SegmentSpec(
@@ -237,7 +240,8 @@ class Steps:
             entries=1,
             checkpoint_id=as_of,
         )
-        return self.intend(batch, Scope.SHARED), spec.at("")
+        file = self.intend(batch, Scope.SHARED, materialization_id=materialization_id)
+        return file, spec.at("")
 
     def install(
         self, batch: BatchRef, *bases: tuple[WrittenFile, SegmentHandle], subtask: int = 0

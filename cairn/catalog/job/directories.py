@@ -2,20 +2,22 @@
 
 A directory that a run writes to is CLAIMED by its first write intent there. It stays claimed over
 failovers. When a newer run begins, what that run will not write to becomes UNCLAIMED; once no
-undeleted file is in it, cleanup removes it and makes it DELETED.
+undeleted file is in it, cleanup removes it and makes it DELETED. When its run has ended and left no
+file in it, cleanup makes it UNCLAIMED, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, and_, func, null, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, null, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.jobs import end_of_file_retention
 from cairn.handles import DirectoryHandle
 from metastore.enums import DirectoryStatus, FileStatus
-from metastore.models import Directory, PhysicalFile
+from metastore.models import Directory, PhysicalFile, Run
 
 
 def claim_directories(
@@ -61,6 +63,29 @@ def claim_directories(
     )
 
 
+def give_up_left(connection: Connection, job_id: str) -> None:
+    """Makes directories UNCLAIMED that a run which has ended claims and that have no file."""
+    is_left = and_(
+        _is_empty(job_id),
+        Directory.status == DirectoryStatus.CLAIMED,
+        exists().where(
+            Run.job_id == Directory.job_id,
+            Run.epoch == Directory.epoch,
+            func.cairn.is_over(Run.ended_at, Run.seen_at),
+        ),
+    )
+    # First without the lock, which batches wait for: mostly there is none.
+    if not connection.scalar(select(exists().where(is_left))):
+        return
+    # A run that goes on after its lease writes under this lock, and claims its directories again.
+    lock_job(connection, job_id, exclusive=True)
+    connection.execute(
+        update(Directory)
+        .where(is_left)
+        .values(status=DirectoryStatus.UNCLAIMED, unclaimed_at=func.now())
+    )
+
+
 def given_up_directories(connection: Connection, job_id: str, *, limit: int) -> list[str]:
     """Returns the paths of up to `limit` UNCLAIMED directories without an undeleted file.
 
@@ -83,13 +108,16 @@ def record_removed(connection: Connection, job_id: str, paths: Sequence[str]) ->
 
 
 def _is_given_up(job_id: str) -> ColumnElement[bool]:
+    return and_(
+        _is_empty(job_id),
+        Directory.status == DirectoryStatus.UNCLAIMED,
+        Directory.unclaimed_at <= end_of_file_retention(job_id),
+    )
+
+
+def _is_empty(job_id: str) -> ColumnElement[bool]:
     # NOT IN: the files of the job are read once, however many directories there are.
     with_files = select(func.cairn.directory_of(PhysicalFile.path)).where(
         PhysicalFile.job_id == job_id, PhysicalFile.status != FileStatus.DELETED
     )
-    return and_(
-        Directory.job_id == job_id,
-        Directory.status == DirectoryStatus.UNCLAIMED,
-        Directory.unclaimed_at <= end_of_file_retention(job_id),
-        Directory.path.not_in(with_files),
-    )
+    return and_(Directory.job_id == job_id, Directory.path.not_in(with_files))

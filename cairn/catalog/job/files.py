@@ -26,7 +26,8 @@ class IntendedFile:
     """A physical file that is about to be written; `path` is its key below the job's storage.
 
     `batch_id` is the batch whose acks alone may seal it, if that is so. `retry_of` is the file of
-    the first request, if this is another one for the same bytes.
+    the first request, if this is another one for the same bytes. `materialization_id` is the
+    materialization that writes it, if one does.
     """
 
     file_id: str
@@ -34,6 +35,7 @@ class IntendedFile:
     scope: Scope
     batch_id: int | None = None
     retry_of: str | None = None
+    materialization_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,16 @@ _log = logging.getLogger(__name__)
 class Target:
     """Whose file is written, and where: `path_of` gives the path for a file id.
 
-    A changelog is for the batch, whose acks alone may seal its file. What is not has limits in
-    flight and a hedge budget of its own, so that batches do not wait for it.
+    A changelog is for the batch, whose acks alone may seal its file. What is not is of a
+    materialization, and has limits in flight and a hedge budget of its own, so that batches do not
+    wait for it.
     """
 
     batch: BatchRef
     scope: Scope
     path_of: Callable[[str], str]
     is_changelog: bool
+    materialization_id: str | None = None
 
     @property
     def pool(self) -> str:
@@ -107,6 +109,7 @@ def intend(
             scope=target.scope,
             batch_id=batch.batch_id if target.is_changelog else None,
             retry_of=retry_of,
+            materialization_id=target.materialization_id,
         )
         for file_id, target in zip(ids, targets, strict=True)
     ]

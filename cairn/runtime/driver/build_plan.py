@@ -24,6 +24,7 @@ from cairn.runtime.driver.inputs import Inputs, with_event_time
 from cairn.runtime.driver.job_spec import JobSpec
 from cairn.runtime.driver.preflight import require_one_attempt, require_workers_with_cairn
 from cairn.runtime.driver.routing import route, task_slots, warn_if_subtasks_float, with_key_hash
+from cairn.runtime.driver.run_watch import watch_run
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.processing.operator_spec import (
     KEY_HASH_COLUMN,
@@ -138,6 +139,7 @@ def _on_stream(
         time_mode=operator.time_mode.value,
     )
     registered, run = _register(job, registration, task_slots(session))
+    watch_run(run.ref, run.catalog, session)
     # State is found again by these ids, in whatever order `init` declares its variables.
     operator = _with_ids(operator, call, registered)
     # A restart has in its state what the first run made of these rows.

@@ -15,12 +15,16 @@ from cairn.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskContext:
-    """What restoring, materializing and logging the changes of a subtask need to know of it."""
+    """What restoring, materializing and logging the changes of a subtask need to know of it.
+
+    `materialization_id` names the recorded materialization that it is in, if it is in one.
+    """
 
     manager: TaskManager
     store: ObjectStore
     batch: BatchRef
     subtask: int
+    materialization_id: str | None = None
 
     @property
     def run(self) -> RunContext:

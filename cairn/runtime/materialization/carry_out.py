@@ -24,7 +24,7 @@ from cairn.runtime.materialization.progress import (
     record_progress,
 )
 from cairn.runtime.materialization.write import Compute, materialize, materialize_all
-from cairn.storage import open_store
+from cairn.storage import ObjectStore, open_store
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ def _carry_out_together(
         readers = [held.enter_context(local.read()) for local in locals_]
         weighed = [reader.weight() for reader in readers]
         contexts = [
-            SubtaskContext(manager=manager, store=store, batch=order.batch, subtask=order.subtask)
-            for order in orders
+            _context(manager, order, materialization_id, store)
+            for order, materialization_id in zip(orders, ids, strict=True)
         ]
         made = materialize_all(list(zip(contexts, readers, strict=True)), compute=compute)
     for local, before, one in zip(locals_, weighed, made, strict=True):
@@ -93,6 +93,18 @@ def _carry_out_together(
             record_end(connection, materialization_id, one, None)
 
     _record_end(manager.run, orders[0], end)
+
+
+def _context(
+    manager: TaskManager, order: Order, materialization_id: uuid.UUID, store: ObjectStore
+) -> SubtaskContext:
+    return SubtaskContext(
+        manager=manager,
+        store=store,
+        batch=order.batch,
+        subtask=order.subtask,
+        materialization_id=str(materialization_id),
+    )
 
 
 def carry_out(
@@ -118,12 +130,7 @@ def carry_out(
         local = open_local(manager.subtask_directory(order.subtask))
         with local.read() as reader:
             weighed = reader.weight()
-            context = SubtaskContext(
-                manager=manager,
-                store=open_store(run.storage),
-                batch=order.batch,
-                subtask=order.subtask,
-            )
+            context = _context(manager, order, materialization_id, open_store(run.storage))
             made = materialize(context, reader, compute=compute)
         _weigh(local, weighed, made)
         facts = {

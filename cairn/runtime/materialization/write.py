@@ -343,7 +343,13 @@ def _file_of(
     path_of = partial(shared_file, run.job_id, subtask, run.parallelism)
     if not run.settings.merging_enabled:
         path_of = partial(exclusive_file, run.job_id, as_of_checkpoint, subtask)
-    target = Target(batch=context.batch, scope=Scope.SHARED, path_of=path_of, is_changelog=False)
+    target = Target(
+        batch=context.batch,
+        scope=Scope.SHARED,
+        path_of=path_of,
+        is_changelog=False,
+        materialization_id=context.materialization_id,
+    )
     return FileWrite(target, lambda: [segment.data for segment in segments], appends_to)
 
 

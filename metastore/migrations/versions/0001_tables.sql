@@ -61,6 +61,8 @@ CREATE TABLE cairn.runs (
     history_max_checkpoints BIGINT,
     registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     started_at TIMESTAMP WITH TIME ZONE,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    ended_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_runs PRIMARY KEY (job_id, epoch),
     CONSTRAINT fk_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
     CONSTRAINT uq_runs__run_id UNIQUE (run_id)
@@ -173,6 +175,7 @@ CREATE TABLE cairn.physical_files (
     scope VARCHAR(16) NOT NULL,
     batch_id BIGINT,
     retry_of UUID,
+    materialization_id UUID,
     status VARCHAR(16) DEFAULT 'WRITING' NOT NULL,
     size_bytes BIGINT,
     live_bytes BIGINT DEFAULT '0' NOT NULL,

@@ -1,0 +1,134 @@
+"""Watching the runs that this driver has registered: renewing their leases, noting their ends.
+
+By asking the session which queries are active, and not by a listener: PySpark would call that in
+Python for every batch (ADR 0037). Where the session cannot be asked, the lease runs out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from sqlalchemy.exc import SQLAlchemyError
+
+from cairn.batch_ref import RunRef
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.job.run_ends import record_run_end, renew_lease
+from cairn.errors import CairnError
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+"""How often the queries are looked at."""
+RENEW_S = 60.0
+"""How often a lease is renewed, which ends after an hour (`metastore/functions/ends.sql`)."""
+_TIMEOUT_MS = 10_000
+_LEAVE_S = 5.0
+"""How long a driver that exits may note the ends of its runs."""
+
+ActiveQueries = Callable[[], Collection[str]]
+"""Gives the ids of the queries that are active."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watched:
+    run: RunRef
+    catalog: Catalog
+    active: ActiveQueries
+    query_id: str | None = None
+    renewed_s: float = 0.0
+    is_over: bool = False
+
+
+class RunWatch:
+    """The runs that one process watches."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Watched] = {}
+        self._lock = threading.Lock()
+
+    def add(self, run: RunRef, catalog: Catalog, active: ActiveQueries) -> None:
+        """Watches a run from now on, until a newer one has replaced it."""
+        brief = replace(catalog, timeout_ms=min(catalog.timeout_ms, _TIMEOUT_MS))
+        with self._lock:
+            self._runs[run.run_id] = _Watched(run=run, catalog=brief, active=active)
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Looks at every run once: renews its lease if that is due, notes its end if it is over.
+
+        The last time, before the process exits, a run that has not begun is over, too.
+        """
+        with self._lock:
+            runs = list(self._runs.values())
+        until_s = time.monotonic() + _LEAVE_S if is_last else float("inf")
+        for one in runs:
+            if time.monotonic() > until_s:
+                return
+            try:
+                self._look_at(one, is_last=is_last)
+            # Left to the next look, or else to the lease: a query must not fail by being watched.
+            except (CairnError, SQLAlchemyError, PySparkException, Py4JError, OSError) as error:
+                _log.debug("run %d of job %s: %s", one.run.epoch, one.run.job, error)
+
+    def _look_at(self, one: _Watched, *, is_last: bool) -> None:
+        if (is_last or _is_due(one)) and not one.is_over and not self._renew(one):
+            return
+        # Asked after the query's id: so a query that is not active has been, and is over.
+        is_active = one.query_id is not None and one.query_id in one.active()
+        if is_active and one.is_over:
+            self._renew(one)
+        elif not is_active and not one.is_over and (is_last or one.query_id is not None):
+            one.catalog.run(
+                f"record the end of run {one.run.epoch} of job {one.run.job}",
+                lambda connection: record_run_end(connection, one.run),
+            )
+            one.is_over = True
+            facts = {"job": one.run.job, "epoch": one.run.epoch}
+            _log.info("run %d of job %s has ended", one.run.epoch, one.run.job, extra=facts)
+
+    def _renew(self, one: _Watched) -> bool:
+        """Returns whether the run may write still."""
+        lease = one.catalog.run(
+            f"renew the lease of run {one.run.epoch} of job {one.run.job}",
+            lambda connection: renew_lease(connection, one.run),
+        )
+        if lease is None:
+            with self._lock:
+                self._runs.pop(one.run.run_id, None)
+            return False
+        one.query_id, one.renewed_s, one.is_over = lease.query_id, time.monotonic(), False
+        return True
+
+
+def _is_due(one: _Watched) -> bool:
+    # Until it has begun, its query is not known, and so not its end.
+    return one.query_id is None or time.monotonic() - one.renewed_s > RENEW_S
+
+
+_watch = RunWatch()
+_starting = threading.Lock()
+_threads: list[threading.Thread] = []
+
+
+def watch_run(run: RunRef, catalog: Catalog, session: SparkSession) -> None:
+    """Watches a run that was just registered, in a thread of its own for all runs."""
+    _watch.add(run, catalog, lambda: {str(query.id) for query in session.streams.active})
+    with _starting:
+        if not _threads:
+            thread = threading.Thread(target=_look_for_ever, name="cairn-run-watch", daemon=True)
+            _threads.append(thread)
+            thread.start()
+            atexit.register(_watch.look, is_last=True)
+
+
+def _look_for_ever() -> None:
+    while True:
+        time.sleep(LOOK_S)
+        _watch.look()
