@@ -87,7 +87,7 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
         "physical_files": {"status", "condemned_at", "deleted_at"},
         "placed_segments": {"status"},
         "group_commits": {"status"},
-        "directories": {"status", "deleted_at"},
+        "directories": {"status", "unclaimed_at", "deleted_at"},
         "maintenance_runs": every_column,
         "deletions": every_column,
     }
