@@ -14,6 +14,8 @@ CairnError
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 __all__ = [
     "BadInputError",
@@ -135,3 +137,9 @@ def _made_again(kind: type[CairnError], text: str) -> CairnError:
         file=about["file"],
         offset=None if about["offset"] is None else int(about["offset"]),
     )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question with a space at its end about the closest known word; "" without one."""
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""

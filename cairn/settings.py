@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import platformdirs
 
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, did_you_mean
 from cairn.keygroups import MAX_PARALLELISM
+from cairn.units import parse_duration_ms, parse_size_bytes
 
 ADAPTIVE = "adaptive"
 """The value of a duration that Cairn finds out by itself."""
@@ -22,9 +22,6 @@ FILE_RETENTION_MS = 3_600_000
 HISTORY_RETENTION_MS = 7 * 86_400_000
 HISTORY_MAX_CHECKPOINTS = 500_000
 """So that the metastore of a job with a batch a second stays small (docs/sizing.md)."""
-
-_UNIT_BYTES = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-_UNIT_MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +82,15 @@ class Settings:
         for key, value in options.items():
             if key not in OPTIONS:
                 known = "\n  ".join(sorted(OPTIONS))
-                raise BadInputError(f"unknown option {key!r}. Options are:\n  {known}")
+                raise BadInputError(
+                    f"unknown option {key!r}; {did_you_mean(key, OPTIONS)}options are:\n  {known}"
+                )
             field, parse, allowed = OPTIONS[key]
             try:
                 values[field] = parse(value)
             except (TypeError, ValueError) as error:
                 raise BadInputError(f"option {key} is {value!r}; allowed: {allowed}") from error
         return cls(**values)  # type: ignore[arg-type]
-
-
-def parse_duration_ms(value: object) -> int:
-    """Returns milliseconds for text such as `'10 min'`, `'500 ms'`, `'3 s'`."""
-    match = re.fullmatch(r"\s*(\d+)\s*(ms|s|min|h|d)\s*", str(value))
-    if match is None:
-        raise ValueError(f"not a duration: {value!r}")
-    return int(match[1]) * _UNIT_MS[match[2]]
-
-
-def parse_size_bytes(value: object) -> int:
-    """Returns bytes for text such as `'128 mb'`, `'64 kb'`, `'1 gb'`."""
-    match = re.fullmatch(r"\s*(\d+)\s*(b|kb|mb|gb)\s*", str(value).lower())
-    if match is None:
-        raise ValueError(f"not a size: {value!r}")
-    return int(match[1]) * _UNIT_BYTES[match[2]]
 
 
 def _size_bytes(lowest_bytes: int) -> Callable[[object], int]:
@@ -184,7 +167,7 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
     "cairn.num-retained": ("num_retained", _whole(2, 10_000), "2 to 10000"),
     "cairn.file-retention": (
         "file_retention_ms",
-        _duration_ms(0, 3650 * _UNIT_MS["d"]),
+        _duration_ms(0, 3650 * 86_400_000),
         f"{_DURATION}, at most 3650 d",
     ),
     "cairn.history-retention": (

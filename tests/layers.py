@@ -10,6 +10,7 @@ VALUES = {
     "cairn.layout",
     "cairn.manifest",
     "cairn.settings",
+    "cairn.units",
 }
 """Plain values without I/O. The words that columns of the metastore hold are plain values, too."""
 BASICS = VALUES | {"metastore.enums"}

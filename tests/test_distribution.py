@@ -122,7 +122,11 @@ def test_users_import_the_job_and_the_errors() -> None:
         "StoreFailedError",
         "cause_of",
     }
-    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == errors.__name__
+    }
     assert set(errors.__all__) == defined | {"cause_of"}
 
 

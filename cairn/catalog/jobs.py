@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, DateTime, Row, ScalarSelect, func, select
 
 from cairn.catalog.job.fencing import lock_job
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, did_you_mean
 from metastore.models import Job
 
 
@@ -48,4 +48,4 @@ def end_of_file_retention(job_id: str) -> ScalarSelect[datetime]:
 def unknown_job(name: str, known: Sequence[str]) -> BadInputError:
     """Returns the error for a job that the metastore does not have."""
     there = f"there are: {', '.join(known)}" if known else "there are none yet"
-    return BadInputError(f"no job {name!r}; {there}")
+    return BadInputError(f"no job {name!r}; {did_you_mean(name, known)}{there}")

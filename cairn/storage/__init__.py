@@ -14,6 +14,8 @@ from cairn.storage.store import ObjectStore, StoredObject, check_path
 __all__ = ["ObjectStore", "StoredObject", "normalise_url", "open_store"]
 
 _FORMS = "storage is one of s3://bucket/prefix, file:///absolute/path or a path"
+_S3 = ("s3", "s3a", "s3n")
+"""All mean S3: Hadoop names its clients so, and users copy what they give Spark."""
 
 
 def open_store(url: str) -> ObjectStore:
@@ -41,7 +43,8 @@ def open_store(url: str) -> ObjectStore:
 def normalise_url(url: str) -> str:
     """Returns the one spelling of a storage URL, to compare storages by.
 
-    A plain path becomes absolute and `file:///…`; slashes at the end are removed.
+    A plain path becomes absolute and `file:///…`, `s3a://` and `s3n://` become `s3://`; slashes at
+    the end are removed.
 
     Raises:
         BadInputError: the URL has another form; the message lists the forms.
@@ -58,7 +61,7 @@ def _normalise_scheme(scheme: str, rest: str) -> str:
     """Takes what follows the colon; does not repeat it in errors: it may hold a password."""
     if scheme == "file" and rest.startswith("///"):
         return _file_url(unquote(rest[2:]))
-    if scheme != "s3" or not rest.startswith("//"):
+    if scheme not in _S3 or not rest.startswith("//"):
         raise BadInputError(f"{_FORMS}; found a URL that starts with '{scheme}:'")
     bucket, _, prefix = rest[2:].rstrip("/").partition("/")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket) or re.search(r"[?#]", prefix):

@@ -290,7 +290,7 @@ def test_unknown_job_is_refused_with_the_known_ones(cairn: Cairn, job: StatefulJ
     for command in (["checkpoints"], ["files"], ["state"], ["cleanup", "--job"]):
         outcome = cairn(*command, "clikcs")
         assert (outcome.code, outcome.out) == (2, "")
-        assert outcome.err == "error: no job 'clikcs'; there are: clicks\n"
+        assert outcome.err == "error: no job 'clikcs'; did you mean clicks? there are: clicks\n"
 
 
 def test_nothing_yet_is_an_empty_array(cairn: Cairn) -> None:

@@ -82,7 +82,7 @@ def test_unpin_by_name_takes_all_of_that_name(cairn: Cairn, clicks: StatefulJob)
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["pin", "clikcs"], 2, "no job 'clikcs'; there are: clicks"),
+        (["pin", "clikcs"], 2, "no job 'clikcs'; did you mean clicks? there are: clicks"),
         (["pin", "clicks", "5"], 4, "5 is COMPLETED; those that can be pinned are 1, 2, 3, 4"),
         (["unpin", "clicks", "2"], 2, "no checkpoint is pinned"),
         (["unpin", "clicks"], 2, "unpin takes a checkpoint, a --name, or both"),

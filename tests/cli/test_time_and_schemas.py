@@ -122,12 +122,12 @@ def test_checkpoints_show_watermark_and_late_rows(cairn: Cairn, job: StatefulJob
     job.register(time_mode=TimeMode.EVENT_TIME, delays_ms=[500])
     job.batch(put_count(1, "eu", 1), max_event_ms=(60_500,))
     job.batch(put_count(1, "eu", 1), late_rows=2)
-    first, second = cairn("checkpoints", "events", "--json").json
+    second, first = cairn("checkpoints", "events", "--json").json
     assert (first["watermark"], first["late_rows"]) == (None, 0)
     assert second["watermark"].startswith("1970-01-01T00:01:00")
     assert (second["late_rows"], second["input_rows"]) == (4, 5)
     lines = cairn("checkpoints", "events").out.splitlines()
     assert "late" in lines[0]
     assert "watermark (UTC)" in lines[0]
-    assert "1970-01-01 00:01:00" in lines[2]
-    assert "1970-01-01" not in lines[1]
+    assert "1970-01-01 00:01:00" in lines[1]
+    assert "1970-01-01" not in lines[2]

@@ -18,6 +18,8 @@ from cairn.storage import normalise_url, open_store
         ("s3://bucket", "s3://bucket"),
         ("s3://bucket/", "s3://bucket"),
         ("S3://bucket/a/b//", "s3://bucket/a/b"),
+        ("s3a://bucket/a", "s3://bucket/a"),
+        ("S3N://bucket/a/", "s3://bucket/a"),
         ("file:///data/cairn/", "file:///data/cairn"),
         ("FILE:///data/x/../cairn", "file:///data/cairn"),
         ("file:///data/two%20words", "file:///data/two%20words"),
@@ -50,7 +52,7 @@ def test_any_name_survives_normalising(name: str) -> None:
     [
         "",
         "\0",
-        "s3a://bucket/prefix",
+        "s3b://bucket/prefix",
         "https://bucket.s3.amazonaws.com/prefix",
         "hdfs://name/prefix",
         "s3:/bucket/prefix",
@@ -68,7 +70,9 @@ def test_another_form_is_refused(url: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("url", ["s3a://bucket/x", "ftp://host/x", "s3:/bucket", "file://h/x", ""])
+@pytest.mark.parametrize(
+    "url", ["abfss://bucket/x", "ftp://host/x", "s3:/bucket", "file://h/x", ""]
+)
 def test_the_refusal_lists_the_forms(url: str) -> None:
     with pytest.raises(BadInputError, match=r"s3://bucket/prefix, file:///absolute/path or a path"):
         normalise_url(url)

@@ -212,7 +212,10 @@ def test_a_checkpoint_location_that_was_moved_back_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"options": {"cairn.num-retaned": "3"}}, "unknown option 'cairn.num-retaned'"),
+        (
+            {"options": {"cairn.num-retaned": "3"}},
+            "unknown option 'cairn.num-retaned'; did you mean cairn.num-retained",
+        ),
         ({"options": {"cairn.num-retained": 1}}, "cairn.num-retained is 1; allowed: 2 to 10000"),
         ({"parallelism": 32769}, "parallelism is 32769; allowed: 1 to 32768.*Lower parallelism"),
         (
