@@ -2,6 +2,8 @@ PYTHON ?= python3
 STORAGE ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MINUTES ?= 10
+FUZZ_ARGS ?=
 WORKERS ?= 2
 
 BIN := .venv/bin
@@ -12,7 +14,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore picture test test-fast mutants lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore picture test test-fast mutants fuzz lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -53,6 +55,9 @@ test-fast: $(READY) ## Run the tests that start neither Spark nor Airflow: a few
 
 mutants: $(READY) ## Break the code on purpose and show which test notices (MUTANTS="part of a name")
 	@$(BIN)/python -m tests.mutants $(MUTANTS)
+
+fuzz: $(READY) ## Fuzz every reader of bytes (MINUTES=10; FUZZ_ARGS="--cases 1000 manifest")
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
 
 lint: $(READY) ## Check style and types only
 	@$(BIN)/ruff check --quiet

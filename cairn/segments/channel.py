@@ -21,6 +21,7 @@ from cairn.errors import CorruptSegmentError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.format import BYTES_PER_BATCH, ROWS_PER_BATCH, rows_of
+from cairn.segments.ipc import decoding, open_file, write_file
 from cairn.segments.reader import corrupt, read_bytes
 from cairn.storage.store import ObjectStore
 
@@ -30,6 +31,22 @@ _VERSION_KEY = b"cairn.channel_version"
 _HEAD = (
     pa.field("key_group", pa.uint16(), nullable=False),
     pa.field("input", pa.uint16(), nullable=False),
+)
+_COLLECTIONS = (pa.types.is_struct, pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
+_SCALARS = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
 )
 
 
@@ -60,14 +77,12 @@ def encode(rows: InFlight, *, metadata: Mapping[str, str]) -> bytes:
     )
     batch = pa.RecordBatch.from_arrays([rows.key_groups, rows.inputs, struct], schema=schema)
     batch = batch.take(pc.array_sort_indices(rows.key_groups))  # stable
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_file(sink, schema, options=options) as writer:
-        step = _rows_per_batch(batch)
-        for start in range(0, batch.num_rows, step):
-            writer.write(batch.slice(start, step))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    step = _rows_per_batch(batch)
+    return write_file(
+        schema,
+        lambda: (batch.slice(start, step) for start in range(0, batch.num_rows, step)),
+        unpacked_bytes=batch.nbytes,
+    )
 
 
 def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[InFlight]:
@@ -76,8 +91,8 @@ def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[InF
     Raises:
         CorruptSegmentError: the bytes are no channel state, or of another format version.
     """
-    try:
-        reader = pa.ipc.open_file(pa.BufferReader(data))
+    with decoding("the channel state"):
+        reader = open_file(data)
         _check_schema(reader.schema)
         last = 0
         for index in range(reader.num_record_batches):
@@ -90,8 +105,6 @@ def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[InF
             if batch.num_rows:
                 rows = pa.RecordBatch.from_struct_array(batch.column("row"))
                 yield InFlight(batch.column("key_group"), batch.column("input"), rows)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorruptSegmentError(f"the channel state cannot be decoded: {error}") from error
 
 
 def read_channel(
@@ -130,8 +143,20 @@ def _check_schema(schema: pa.Schema) -> None:
         or not pa.schema(list(schema)[:2]).equals(pa.schema(_HEAD))
         or schema.names[2] != "row"
         or not pa.types.is_struct(schema.types[2])
+        or not _is_of_rows(schema.types[2])
     ):
         raise CorruptSegmentError(f"the channel state has other columns: {schema.names}")
+
+
+def _is_of_rows(kind: pa.DataType) -> bool:
+    """Tells whether Spark's rows have the type: not those where few bytes stand for many values."""
+    if pa.types.is_nested(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        return any(is_kind(kind) for is_kind in _COLLECTIONS) and all(
+            field.name is not None and _is_of_rows(field.type)  # a name that is no text raises here
+            for field in fields
+        )
+    return any(is_kind(kind) for is_kind in _SCALARS)
 
 
 def _check_order(batch: pa.RecordBatch, last: int) -> int:

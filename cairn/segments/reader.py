@@ -130,7 +130,7 @@ def _decode(
     use_threads: bool,
 ) -> Iterator[pa.RecordBatch]:
     try:
-        yield from record_batches(data, key_groups, use_threads=use_threads)
+        yield from record_batches(data, key_groups, use_threads=use_threads, entries=handle.entries)
     except CorruptSegmentError as error:
         raise corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from cairn.errors import BadInputError
-from cairn.state.evolution import Arrangement, arrangement
+from cairn.state.evolution import UNREADABLE, Arrangement, arrangement, reading, unreadable
 from cairn.state.fields import Field, FieldCompiler, RowFactory, read_all, show_all
 from cairn.state.scalars import Scalar
 
@@ -31,11 +31,12 @@ class TupleCodec:
         encode: takes a tuple, a row or a list, by position, and returns its bytes. Raises
             BadInputError if it does not fit the schema, TypeError for None and other values that
             are no sequence of fields, as Spark does.
-        decode: returns the tuple that was encoded.
+        decode: returns the tuple that was encoded. Raises CorruptSegmentError for other bytes.
         make_row: makes a row of a decoded tuple by `row_factory`; None without one.
 
     Raises:
         BadInputError: a field has a type that state cannot hold.
+        CorruptSegmentError: the layout is none.
     """
 
     __slots__ = (
@@ -64,8 +65,9 @@ class TupleCodec:
     ) -> None:
         layout = layout or schema
         self._name = name
-        self._arranged = arrangement(schema, layout)
-        self._fields = FieldCompiler(name, row_factory).fields(schema, layout)
+        with reading(f"the layout of {name}"):
+            self._arranged = arrangement(schema, layout)
+            self._fields = FieldCompiler(name, row_factory).fields(schema, layout)
         self._takes_text = takes_text and len(self._fields) == 1
         self.field_names = tuple(field.name for field in self._fields)
         self.make_row = row_factory(*self.field_names) if row_factory else None
@@ -74,10 +76,10 @@ class TupleCodec:
         if len(exact) == len(self._fields) and self._arranged is None:
             self.encode = _exact_encoder(self._fields, self._encode_checked)
             kinds = tuple[tuple(cast(Any, kind.exact) | None for kind in exact)]  # type: ignore[misc, valid-type]
-            self.decode = msgspec.msgpack.Decoder(kinds).decode
+            self.decode = _checked(msgspec.msgpack.Decoder(kinds).decode, name)
         else:
             self.encode = self._encode_checked
-            self.decode = _decoder(self._fields, self._arranged)
+            self.decode = _checked(_decoder(self._fields, self._arranged), name)
 
     def to_json(self, data: bytes) -> dict[str, Any]:
         """Returns an encoded tuple as JSON values by field name.
@@ -86,8 +88,11 @@ class TupleCodec:
         base64 text, maps objects if their keys are strings, else lists of key and value. Floats
         that JSON lacks are text: nan, inf, -inf.
         """
-        kept = _unpack(data)
-        return show_all(self._fields, self._arranged.to_schema(kept) if self._arranged else kept)
+        with reading(f"a value of {self._name}"):
+            kept = _unpack(data)
+            return show_all(
+                self._fields, self._arranged.to_schema(kept) if self._arranged else kept
+            )
 
     def _encode_checked(self, value: Iterable[object]) -> bytes:
         if self._takes_text and isinstance(value, str):
@@ -106,6 +111,19 @@ class TupleCodec:
             )
         written = [field.write(item) for field, item in zip(self._fields, values, strict=True)]
         return _pack(self._arranged.to_layout(written) if self._arranged else written)
+
+
+def _checked(
+    decode: Callable[[bytes], tuple[Any, ...]], name: str
+) -> Callable[[bytes], tuple[Any, ...]]:
+    def checked(data: bytes) -> tuple[Any, ...]:
+        # Not `reading`: a context manager costs more than most values.
+        try:
+            return decode(data)
+        except UNREADABLE as error:
+            raise unreadable(f"a value of {name}", error) from error
+
+    return checked
 
 
 def _decoder(

@@ -29,7 +29,10 @@ FIRST_MS, LAST_MS = -(2**63), 2**63 - 1
 
 _HEAD = struct.Struct(">HHI")
 _pack_head = _HEAD.pack
-_pack_state = struct.Struct(">HH").pack
+_STATE_HEAD = struct.Struct(">HH")
+_pack_state = _STATE_HEAD.pack
+STATE_HEAD_BYTES = _STATE_HEAD.size
+"""Of a prefix of all entries of one state in a key group."""
 PREFIX_HEAD_BYTES = _HEAD.size
 """Of a prefix, before the grouping key; the last 4 hold the grouping key's length."""
 _pack_unsigned = struct.Struct(">Q").pack

@@ -8,16 +8,31 @@ end, at every level of nesting. A layout field with ADDED was not there from the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from cairn.errors import BadInputError
+import msgspec
+
+from cairn.errors import BadInputError, CairnError, CorruptSegmentError
 
 ADDED = "added"
 """Marks a layout's field that values from before do not have."""
 
 Schema = Mapping[str, Any]
 _Type = str | Mapping[str, Any]
+
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""What msgpack and the types' own functions raise for something else than was written."""
 
 _WIDER = {"byte": 0, "short": 1, "integer": 2, "long": 3}
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
@@ -36,8 +51,29 @@ def merge(known: Schema, wanted: Schema, *, name: str) -> dict[str, Any]:
 
     Raises:
         BadInputError: stored values could not be read by the wanted schema, or would lose fields.
+        CorruptSegmentError: `known` is no layout.
     """
-    return _Merge(name).struct(known, wanted, "")
+    with reading(f"the layout of state variable {name}"):
+        return _Merge(name).struct(known, wanted, "")
+
+
+def unreadable(what: str, error: Exception) -> CorruptSegmentError:
+    """Returns the error for bytes or a layout that Cairn did not write."""
+    return CorruptSegmentError(
+        f"{what} cannot be read: {error!r}. Restore the metastore or the local state, or restore a "
+        "checkpoint"
+    )
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Makes CorruptSegmentError of what reading something else than was written raises."""
+    try:
+        yield
+    except CairnError:
+        raise
+    except UNREADABLE as error:
+        raise unreadable(what, error) from error
 
 
 class Arrangement:

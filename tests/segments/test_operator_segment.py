@@ -53,7 +53,7 @@ def element(position: int, state_id: int = 1, group: int = 0, key: bytes = b"") 
 )
 def test_a_segment_of_something_else_is_refused(op: int, key: bytes, value: bytes | None) -> None:
     data = segment_format.encode(Changes([op], [key], [value]), metadata=METADATA)
-    with pytest.raises(CorruptSegmentError, match="holds no operator lists"):
+    with pytest.raises(CorruptSegmentError, match=r"no operator lists|no changes of"):
         decode(data)
 
 

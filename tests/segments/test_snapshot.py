@@ -111,6 +111,6 @@ def test_segments_outside_the_key_groups_are_not_read(store: ObjectStore, tmp_pa
 
 
 def test_key_that_is_no_state_is_reported_with_its_segment(store: ObjectStore) -> None:
-    handle = write(store, SegmentKind.CHANGELOG, EVERYTHING, [(PUT, b"\0\0\0\1", b"v")])
+    handle = write(store, SegmentKind.CHANGELOG, EVERYTHING, [(PUT, b"\0\0\0\1\0\0\0\x09", b"v")])
     with pytest.raises(CorruptSegmentError, match=r"something else than state.*job clicks.*offset"):
         snapshot(store, [handle], EVERYTHING, job="clicks")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, CorruptSegmentError
 from cairn.state.codec import TupleCodec
 from cairn.state.evolution import ADDED, merge
 from cairn.state.handle import StateDeclaration, StateHandle, VariableSpec
@@ -256,7 +256,7 @@ def test_a_value_that_was_cut_is_not_taken_for_an_old_one() -> None:
         data = TupleCodec(struct(**dict.fromkeys(names, "long")), name="x").encode(
             (1,) * len(names)
         )
-        with pytest.raises(ValueError, match="2 to 3 expected"):
+        with pytest.raises(CorruptSegmentError, match="2 to 3 expected"):
             coder.decode(data)
 
 

@@ -42,7 +42,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from cairn.errors import BadInputError
+from cairn.errors import BadInputError, CorruptSegmentError
 from cairn.state.codec import TupleCodec
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -327,8 +327,8 @@ def test_decoding_with_another_number_of_fields_never_succeeds() -> None:
         codec(DateType()),
         codec([StructField("a", LongType()), StructField("b", DateType())]),
     )
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(CorruptSegmentError, match="zip"):
         one.decode(two.encode((None, None)))
     flat = codec([StructField("a", LongType()), StructField("b", LongType())])
-    with pytest.raises(ValueError, match="length 2"):
+    with pytest.raises(CorruptSegmentError, match="length 2"):
         flat.decode(one.encode((None,)))
