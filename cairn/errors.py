@@ -4,6 +4,7 @@ CairnError
 ├── BadInputError            what the caller gave is wrong; nothing was changed
 ├── StoreFailedError         a store failed; the same call may succeed later (retryable)
 │   ├── StorageError         the object store or the local disk
+│   │   └── DamagedStateError    local state is not what was written; it is rebuilt
 │   └── MetastoreError       Postgres
 ├── RefusedError             refused to keep state safe; never retried
 │   └── FencedError          a newer run of the job has taken over
@@ -21,6 +22,7 @@ __all__ = [
     "BadInputError",
     "CairnError",
     "CorruptSegmentError",
+    "DamagedStateError",
     "FencedError",
     "MetastoreError",
     "OutcomeUnknownError",
@@ -81,6 +83,10 @@ class StoreFailedError(CairnError):
 
 class StorageError(StoreFailedError):
     """The object store or the local disk failed."""
+
+
+class DamagedStateError(StorageError):
+    """Local state is not what was written to it; it is rebuilt from storage."""
 
 
 class MetastoreError(StoreFailedError):

@@ -83,8 +83,8 @@ def _clean_environment() -> Iterator[None]:
 def _local_state_is_closed() -> Iterator[None]:
     """Closes what a test left open: Spark's callbacks wait on `select`, which ends at file 1024."""
     yield
-    if local_store := sys.modules.get("cairn.runtime.executor.local_store"):
-        local_store._open.clear()
+    if open_stores := sys.modules.get("cairn.runtime.executor.open_stores"):
+        open_stores.close_all()
 
 
 @pytest.fixture(scope="session")

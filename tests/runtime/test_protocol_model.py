@@ -29,7 +29,7 @@ from cairn.errors import FencedError, StorageError
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.manifest import Manifest
-from cairn.runtime.executor import local_store
+from cairn.runtime.executor import open_stores
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.savepoints.manifest_files import read_manifest
@@ -289,7 +289,7 @@ class Protocol(Checked):
 
     def teardown(self) -> None:
         self.zombies.clear()
-        local_store._open.clear()
+        open_stores.close_all()
         shutil.rmtree(self.root)
 
 

@@ -20,6 +20,7 @@ from cairn.errors import StoreFailedError
 from cairn.runtime.commit.commit_files import changelog_target
 from cairn.runtime.commit.file_pool import FilePool
 from cairn.runtime.commit.physical_files import FileWrite, write_files
+from cairn.runtime.executor.private_files import make_private
 from cairn.runtime.executor.spool import Spool, SpooledSegment, place_of
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import fenced_if_removed
@@ -68,7 +69,7 @@ class Changelog:
         self._directory = context.manager.spool_directory(context.subtask)
         if not self._directory.exists():
             with fenced_if_removed(self._directory):
-                self._directory.mkdir(exist_ok=True)
+                make_private(self._directory)
 
     def append(self, changes: Changes) -> None:
         """Adds changes to the active segment, in memory. They are lost if the process ends."""

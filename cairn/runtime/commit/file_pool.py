@@ -17,6 +17,7 @@ import msgspec
 
 from cairn.locks import Wait, try_lock
 from cairn.runtime.commit.file_merging import AppendableFile
+from cairn.runtime.executor.private_files import FILE_MODE
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 
 
@@ -109,7 +110,7 @@ class FilePool:
                 return
             lock = self._directory / f"{number}.lock"
             with fenced_if_removed(lock):
-                lock.touch()
+                lock.touch(FILE_MODE)
                 is_free = number not in self._slots and try_lock(lock, self._held) is not None
             if is_free:
                 self._slots[number] = _open_slot(self._directory / f"{number}.open", self._keeps)
@@ -128,7 +129,7 @@ def shared_slot(manager: TaskManager, subtask: int, held: ExitStack) -> Slot | N
     if not manager.run.settings.merges_files_across:
         return None
     with fenced_if_removed(lock):
-        lock.touch()
+        lock.touch(FILE_MODE)
         # Not waited for: a new file costs less than a materialization that stands in line.
         if try_lock(lock, held) is None:
             return None

@@ -21,6 +21,7 @@ from cairn.errors import FencedError
 from cairn.locks import try_lock, wait_for_lock
 from cairn.runtime.commit.commit_files import Group, Request, commit_group
 from cairn.runtime.commit.file_pool import FilePool
+from cairn.runtime.executor.private_files import FILE_MODE
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed, write_whole
 from cairn.storage.store import ObjectStore
 
@@ -35,7 +36,7 @@ class Running:
 
     def __enter__(self) -> Running:
         with fenced_if_removed(self._mark):
-            self._mark.touch()
+            self._mark.touch(FILE_MODE)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.locks import Wait, is_free, lock
+from cairn.runtime.executor.private_files import make_private
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
 
 
@@ -46,7 +47,7 @@ def in_flight(manager: TaskManager, pool: str, size_bytes: int) -> Iterator[Wait
         began_s = time.monotonic()
         with manager.lock(name):
             with fenced_if_removed(directory):
-                directory.mkdir(exist_ok=True)
+                make_private(directory)
             claimed = _claimed(directory)
             others = len(claimed)
             room = Wait(f"room for an upload of {size_bytes} bytes", directory)

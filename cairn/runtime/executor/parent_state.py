@@ -8,20 +8,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import lmdb
 from sqlalchemy import Connection
 
 from cairn.catalog.job.batch_start import BatchStart, Parent
 from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
-from cairn.errors import FencedError
+from cairn.errors import CairnError, FencedError
 from cairn.handles import SegmentHandle
-from cairn.runtime.executor.local_store import (
-    LocalReader,
-    LocalStore,
-    LocalWriter,
-    Position,
-    Weight,
-    open_local,
-)
+from cairn.runtime.executor.local_reader import LocalReader
+from cairn.runtime.executor.local_record import Position, Weight
+from cairn.runtime.executor.local_store import LocalStore, MapGrownError
+from cairn.runtime.executor.local_writer import LocalWriter
+from cairn.runtime.executor.open_stores import open_local
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.spool import Spool
 from cairn.runtime.executor.subtask_context import SubtaskContext
@@ -42,23 +40,46 @@ def parent_state(context: SubtaskContext, start: BatchStart) -> Iterator[LocalRe
     Raises:
         FencedError: a newer run, or a later batch, has moved the local state on.
         CorruptSegmentError: a segment's bytes are not those that were written.
+        DamagedStateError: the local state's are not. The next attempt restores them.
         StorageError, MetastoreError: a segment cannot be read, or not be found out.
     """
     wanted = NOTHING if start.parent is None else _position_of(start.parent)
     # With this run's epoch, so that a late task of an older run sees that it was overtaken.
     wanted = dataclasses.replace(wanted, epoch=context.run.epoch)
     local = open_local(context.directory)
-    with local.read() as reader:
-        # As after an attempt that failed once it had caught up: no write transaction.
-        if reader.position() == wanted:
+    with local.watched():
+        with local.read() as reader, _verified_at_failure(reader):
+            # As after an attempt that failed once it had caught up: no write transaction.
+            if reader.position() == wanted:
+                yield reader
+                return
+        _bring(local, context, start.parent, wanted)
+        with local.read() as reader, _verified_at_failure(reader):
+            # Another process may have moved it on between the two transactions.
+            if reader.position() != wanted:
+                raise _moved_on(context, reader.position())
             yield reader
-            return
-    _catch_up(local, context, start.parent, wanted)
-    with local.read() as reader:
-        # Another process may have moved it on between the two transactions.
-        if reader.position() != wanted:
-            raise _moved_on(context, reader.position())
-        yield reader
+
+
+@contextmanager
+def _verified_at_failure(reader: LocalReader) -> Iterator[None]:
+    """Looks, where work on the state has failed, whether the state is what was written.
+
+    A damaged value may be any error to who decodes it, and would be one in every attempt.
+
+    Raises:
+        DamagedStateError: it is not.
+    """
+    is_known = False
+    try:
+        yield
+        is_known = True
+    except (CairnError, lmdb.Error, GeneratorExit, KeyboardInterrupt):
+        is_known = True
+        raise
+    finally:
+        if not is_known:
+            reader.verify()
 
 
 def _position_of(parent: Parent) -> Position:
@@ -88,6 +109,17 @@ def _moved_on(context: SubtaskContext, here: Position | None) -> FencedError:
         job=context.run.job,
         file=str(context.directory),
     )
+
+
+def _bring(
+    local: LocalStore, context: SubtaskContext, parent: Parent | None, wanted: Position
+) -> None:
+    while True:
+        try:
+            _catch_up(local, context, parent, wanted)
+        except MapGrownError:
+            continue
+        return
 
 
 def _catch_up(

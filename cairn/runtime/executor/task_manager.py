@@ -20,10 +20,17 @@ import msgspec
 from cairn.batch_ref import BatchRef
 from cairn.catalog.job.batch_start import BatchStart, acks_at
 from cairn.catalog.job.begin import begin_batch
-from cairn.errors import FencedError, StorageError
+from cairn.errors import FencedError
 from cairn.handles import DirectoryHandle
 from cairn.layout import task_manager_directory
 from cairn.locks import lock
+from cairn.runtime.executor.private_files import (
+    FILE_MODE,
+    disk_errors,
+    make_private,
+    require_private,
+    write_private,
+)
 from cairn.runtime.executor.run_context import RunContext
 from metastore.enums import Scope
 
@@ -47,16 +54,10 @@ class TaskManager:
         self.tm_id = f"{run.epoch}-{digest}"
         self.job_directory = run.settings.local_directory / run.job_id
         self.directory = self.job_directory / "tm" / self.tm_id
-        try:
+        require_private(run.settings.local_directory, self.job_directory)
+        with disk_errors("the local directory cannot be used", self.directory):
             for name in (*_OF_BATCHES, "spool", "pool", "orders"):
-                (self.directory / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"the local directory cannot be used: {error}. Free the disk or its permissions, "
-                "or set cairn.local-dir",
-                job=run.job,
-                file=str(self.directory),
-            ) from error
+                make_private(self.directory / name)
 
     def subtask_directory(self, subtask: int) -> Path:
         """Returns where a subtask keeps its LMDB environment; it outlives runs."""
@@ -117,7 +118,7 @@ class TaskManager:
     def remember_claim(self, handle: DirectoryHandle) -> None:
         """Notes that this run has claimed a directory, so that it does so once."""
         with fenced_if_removed(self.directory):
-            self._claim_mark(handle).touch()
+            self._claim_mark(handle).touch(FILE_MODE)
 
     def _claim_mark(self, handle: DirectoryHandle) -> Path:
         return self.directory / f"claimed-{Path(handle.path).name}"
@@ -161,9 +162,14 @@ def _lacking(start: BatchStart, subtasks: Sequence[int] | None) -> list[int]:
 
 @contextmanager
 def fenced_if_removed(path: Path) -> Iterator[None]:
-    """Raises FencedError where a file's directory does not exist: newer runs remove older ones'."""
+    """Raises FencedError where a file's directory does not exist: newer runs remove older ones'.
+
+    Raises:
+        StorageError: the local disk is full, or fails.
+    """
     try:
-        yield
+        with disk_errors("a local file cannot be used", path):
+            yield
     except FileNotFoundError as error:
         raise FencedError(
             "this run's local directory is missing; a newer run removes it when it begins",
@@ -176,10 +182,16 @@ def write_whole(path: Path, data: bytes) -> None:
 
     Raises:
         FencedError: a newer run has removed the directory.
+        StorageError: the local disk is full, or fails.
     """
     # By process, as two may write the same file. No fsync: a machine that crashed starts a new
     # executor, whose directory is another one.
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     with fenced_if_removed(path):
-        draft.write_bytes(data)
-        draft.rename(path)
+        try:
+            write_private(draft, data)
+            draft.rename(path)
+        except OSError:
+            # What did not fit must not keep what does from it.
+            draft.unlink(missing_ok=True)
+            raise

@@ -12,7 +12,9 @@ from sqlalchemy import Connection
 
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
 from cairn.errors import CairnError, FencedError, MetastoreError, OutcomeUnknownError
-from cairn.runtime.executor.local_store import LocalStore, Weight, open_local
+from cairn.runtime.executor.local_record import Weight
+from cairn.runtime.executor.local_store import LocalStore
+from cairn.runtime.executor.open_stores import open_local
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -68,7 +70,7 @@ def _carry_out_together(
 
     _in_metastore(manager.run, orders[0], start)
     with ExitStack() as held:
-        locals_ = [open_local(manager.subtask_directory(order.subtask)) for order in orders]
+        locals_ = [_open(manager, order, held) for order in orders]
         readers = [held.enter_context(local.read()) for local in locals_]
         weighed = [reader.weight() for reader in readers]
         contexts = [
@@ -127,8 +129,9 @@ def carry_out(
         _in_metastore(
             run, order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
         )
-        local = open_local(manager.subtask_directory(order.subtask))
-        with local.read() as reader:
+        with ExitStack() as held:
+            local = _open(manager, order, held)
+            reader = held.enter_context(local.read())
             weighed = reader.weight()
             context = _context(manager, order, materialization_id, open_store(run.storage))
             made = materialize(context, reader, compute=compute)
@@ -152,6 +155,13 @@ def carry_out(
     # First here: tasks count failures by this file, and the metastore may be what has failed.
     record_progress(manager, order.subtask, after)
     _record_end(run, order, lambda c: record_end(c, materialization_id, made, error))
+
+
+def _open(manager: TaskManager, order: Order, held: ExitStack) -> LocalStore:
+    """Opens a subtask's local state; notes with the end of `held` that this killed nobody."""
+    local = open_local(manager.subtask_directory(order.subtask), reader="materialization")
+    held.enter_context(local.watched())
+    return local
 
 
 def _record_end(run: RunContext, order: Order, work: Callable[[Connection], None]) -> None:

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from cairn.catalog.job.batch_start import Clock
-from cairn.runtime.executor.local_store import Weight
+from cairn.runtime.executor.local_record import Weight
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.materialization.order import Order, is_placed, place
 from cairn.runtime.materialization.progress import progress_of, raise_if_given_up

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from cairn.locks import try_lock
+from cairn.runtime.executor.private_files import FILE_MODE
 from cairn.runtime.executor.task_manager import TaskManager, fenced_if_removed
 from cairn.runtime.materialization.parent import identity_of
 from cairn.runtime.materialization.progress import (
@@ -53,7 +54,7 @@ def start_unless_there(manager: TaskManager) -> None:
     with ExitStack() as held:
         file = lock_file(manager)
         with fenced_if_removed(file):
-            file.touch()
+            file.touch(FILE_MODE)
         lock = try_lock(file, held)
         if lock is None:
             return

@@ -26,9 +26,10 @@ from cairn.runtime.commit.file_merging import AppendableFile, fill_files, is_ful
 from cairn.runtime.commit.file_pool import Slot, shared_slot
 from cairn.runtime.commit.physical_files import FileWrite, write_files
 from cairn.runtime.commit.uploads import Target
-from cairn.runtime.executor.local_store import LocalReader
+from cairn.runtime.executor.local_reader import LocalReader
+from cairn.runtime.executor.local_record import Digest
 from cairn.runtime.executor.subtask_context import SubtaskContext
-from cairn.runtime.materialization.increment import net_changes, touched_by
+from cairn.runtime.materialization.increment import Touched, net_changes, touched_by
 from cairn.segments.reader import read_segments
 from cairn.state.view import PUT, Changes
 from metastore.enums import Scope, SegmentKind
@@ -79,6 +80,7 @@ def materialize(
 
     Raises:
         FencedError: a newer run has begun a batch.
+        DamagedStateError: local state is not what was written; nothing is installed.
         StorageError, MetastoreError: it may be tried again; the written bytes have no handle.
     """
     [made] = materialize_all([(context, reader)], full_from_share=full_from_share, compute=compute)
@@ -198,20 +200,34 @@ def _increment(context: SubtaskContext, reader: LocalReader, replay: Replay) -> 
     segments = read_segments(
         store, replay.changes, job=job, key_groups=key_groups, use_threads=False
     )
-    touched = touched_by(changes for _, changes in segments)
-    changes = (net_changes(reader, touched.get(group, ())) for group in _each(key_groups))
+    base_as_of = {
+        group: base.as_of_checkpoint
+        for base in sorted(replay.bases, key=lambda base: base.as_of_checkpoint)
+        for group in range(base.key_groups.start, base.key_groups.end)
+    }
+    changed = ((segment.as_of_checkpoint, changes) for segment, changes in segments)
+    touched, untouched = touched_by(changed, base_as_of), Touched()
+    changes = (net_changes(reader, touched.get(group, untouched)) for group in _each(key_groups))
     yield from _chunked(key_groups, changes, CHUNK_BYTES)
 
 
 def chunks(reader: LocalReader, key_groups: KeyGroupRange, chunk_bytes: int) -> Iterator[Chunk]:
-    """Yields the state in chunks that together cover all the key groups, empty ones too."""
-    changes = (_all_of(reader, KeyGroupRange(group, group + 1)) for group in _each(key_groups))
-    return _chunked(key_groups, changes, chunk_bytes)
+    """Yields the state in chunks that together cover all the key groups, empty ones too.
+
+    Raises, after the last one:
+        DamagedStateError: what was read is not what was written.
+    """
+    seen = Digest()
+    changes = (
+        _all_of(reader, KeyGroupRange(group, group + 1), seen) for group in _each(key_groups)
+    )
+    yield from _chunked(key_groups, changes, chunk_bytes)
+    reader.check(seen)
 
 
-def _all_of(reader: LocalReader, key_groups: KeyGroupRange) -> Changes:
+def _all_of(reader: LocalReader, key_groups: KeyGroupRange, seen: Digest) -> Changes:
     # Sorted again: in LMDB, keys over its limit are not in order (ADR 0006).
-    entries = sorted(reader.range(key_groups))
+    entries = sorted(reader.range(key_groups, seen))
     keys, values = map(list, zip(*entries, strict=True)) if entries else ([], [])
     return Changes([PUT] * len(keys), keys, values)
 

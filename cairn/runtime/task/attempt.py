@@ -14,7 +14,7 @@ from cairn.catalog.job.batch_start import BatchStart
 from cairn.runtime.commit.changelog import Changelog
 from cairn.runtime.commit.commit_files import Request, SubtaskResult
 from cairn.runtime.commit.group_commit import Running, ask, commit
-from cairn.runtime.executor.local_store import LocalReader
+from cairn.runtime.executor.local_reader import LocalReader
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.spool import Spool, SpooledSegment
 from cairn.runtime.executor.subtask_context import SubtaskContext

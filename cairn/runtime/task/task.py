@@ -16,7 +16,7 @@ from cairn.catalog.job.batch_start import BatchStart
 from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import KeyGroupRange
 from cairn.runtime.commit.changelog import Changelog
-from cairn.runtime.executor.local_store import LocalReader
+from cairn.runtime.executor.local_reader import LocalReader
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.processing.operator_spec import OperatorSpec

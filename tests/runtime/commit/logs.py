@@ -10,7 +10,7 @@ from typing import Any
 
 from cairn.catalog.job.segments import segments_at
 from cairn.runtime.commit.changelog import Changelog
-from cairn.runtime.executor.local_store import open_local
+from cairn.runtime.executor.open_stores import open_local
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager

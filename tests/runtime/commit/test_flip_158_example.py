@@ -26,7 +26,7 @@ import pytest
 
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.commit.changelog import SequenceNumber
-from cairn.runtime.executor.local_store import open_local
+from cairn.runtime.executor.open_stores import open_local
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.materialization.write import materialize
 from cairn.storage.posix import PosixStore

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from cairn.errors import StorageError
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.executor import local_store
-from cairn.runtime.executor.local_store import LocalStore, Position, boot_id
+from cairn.runtime.executor import stored_keys
+from cairn.runtime.executor.local_mark import boot_id
+from cairn.runtime.executor.local_record import Position
+from cairn.runtime.executor.local_store import LocalStore
 from cairn.state.entries import (
     TIMERS_BY_EXPIRY,
     entry_prefix,
@@ -207,13 +209,13 @@ def test_the_first_and_the_last_of_100_000_entries_are_found_without_reading_all
     with store.write() as writer:
         writer.apply(Changes([PUT] * len(keys), keys, [b""] * len(keys)))
     reads = []
-    real = local_store._real
+    real = stored_keys.real_entry
 
     def counted(stored_key: bytes, value: bytes) -> tuple[bytes, bytes]:
         reads.append(stored_key)
         return real(stored_key, value)
 
-    monkeypatch.setattr(local_store, "_real", counted)
+    monkeypatch.setattr(stored_keys, "real_entry", counted)
     with store.read() as reader:
         scan = reader.scan(prefix)
         assert [key for key, _ in islice(scan, 3)] == keys[:3]
@@ -299,14 +301,6 @@ def test_state_whose_boot_mark_was_not_written_whole_is_thrown_away(
     if mark is not None:
         (directory / "boot-id").write_text(mark)
     assert contents(LocalStore(directory)) == {}
-
-
-def test_an_environment_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
-    directory = tmp_path / "subtask-0-1"
-    LocalStore(directory)
-    (directory / "data.mdb").write_bytes(b"x" * 10_000)
-    with pytest.raises(StorageError, match=r"cannot be opened.*remove the directory"):
-        LocalStore(directory)
 
 
 def start_writer(directory: Path, *arguments: str) -> subprocess.Popen[str]:

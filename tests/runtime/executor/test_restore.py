@@ -17,7 +17,8 @@ from cairn.errors import CorruptSegmentError, FencedError, StorageError
 from cairn.keygroups import KeyGroupRange
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor import spool
-from cairn.runtime.executor.local_store import Position, open_local
+from cairn.runtime.executor.local_record import Position
+from cairn.runtime.executor.open_stores import open_local
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.subtask_context import SubtaskContext

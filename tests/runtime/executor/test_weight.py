@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.catalog.job.segments import segments_at
-from cairn.runtime.executor.local_store import Weight, open_local
+from cairn.runtime.executor.local_record import Weight
+from cairn.runtime.executor.open_stores import open_local
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.carry_out import carry_out

@@ -13,7 +13,7 @@ from cairn.catalog.job.batch_start import Clock
 from cairn.catalog.job.segments import segments_at
 from cairn.handles import SegmentHandle
 from cairn.locks import try_lock
-from cairn.runtime.executor.local_store import Weight
+from cairn.runtime.executor.local_record import Weight
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization import start

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cairn.errors import DamagedStateError
 from cairn.keygroups import KeyGroupRange
-from cairn.runtime.executor.local_store import LocalReader, LocalStore
+from cairn.runtime.executor.local_reader import LocalReader
+from cairn.runtime.executor.local_store import LocalStore
 from cairn.runtime.materialization.increment import net_changes, touched_by
 from cairn.state.entries import entry_prefix, state_prefix
 from cairn.state.view import DELETE, DELETE_PREFIX, PUT, Changes
@@ -47,7 +50,8 @@ def apply(store: LocalStore, rows: Changes) -> dict[bytes, bytes]:
 
 
 def increment(reader: LocalReader, parts: list[Changes]) -> Changes:
-    found = [net_changes(reader, touched) for _, touched in sorted(touched_by(parts).items())]
+    touched = touched_by(enumerate(parts, start=1), {})
+    found = [net_changes(reader, one) for _, one in sorted(touched.items())]
     return packed(row for one in found for row in zip(one.ops, one.keys, one.values, strict=True))
 
 
@@ -69,3 +73,53 @@ def test_an_increment_brings_every_state_since_its_base_to_that_of_its_snapshot(
             found = increment(reader, parts[since:])
         assert apply(older, found) == expected
         assert len(found) <= sum(map(len, parts[since:])) + len(expected)
+
+
+UNDER = entry_prefix(0, 2, b"map")
+OTHER = entry_prefix(0, 1, b"b")
+CHANGED = packed(
+    [
+        (PUT, KEY, b"1"),
+        (DELETE, OTHER, None),
+        (DELETE_PREFIX, UNDER, None),
+        (PUT, UNDER + b"1", b"first"),
+        (PUT, UNDER + b"2", b"second"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        (PUT, KEY, b"0"),
+        (DELETE, KEY, None),
+        (PUT, OTHER, b""),
+        (PUT, UNDER + b"1", b"another"),
+        (DELETE, UNDER + b"1", None),
+        (PUT, UNDER + b"3", b"third"),
+    ],
+    ids=["value", "lost", "not deleted", "under a prefix", "lost there", "more there"],
+)
+def test_a_value_that_is_not_that_of_the_changes_is_noticed(
+    tmp_path: Path, damage: tuple[int, bytes, bytes | None]
+) -> None:
+    store = LocalStore(tmp_path / "state")
+    apply(store, CHANGED)
+    touched = touched_by([(1, CHANGED)], {})[0]
+    with store.read() as reader:
+        assert len(net_changes(reader, touched)) == len(CHANGED)
+    apply(store, packed([damage]))
+    with pytest.raises(DamagedStateError, match="not what was written"), store.read() as reader:
+        net_changes(reader, touched)
+
+
+def test_changes_that_a_base_has_replaced_are_not_compared(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "state")
+    apply(store, CHANGED)
+    newer = packed([(PUT, KEY, b"2"), (PUT, UNDER + b"3", b"third"), (DELETE, UNDER + b"1", None)])
+    apply(store, newer)
+    # The newer ones are in the base, and gone: some other key group still needed the old.
+    touched = touched_by([(3, CHANGED)], {0: 5})[0]
+    with store.read() as reader:
+        found = net_changes(reader, touched)
+    assert dict(zip(found.keys, found.values, strict=True))[KEY] == b"2"

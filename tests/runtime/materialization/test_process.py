@@ -18,7 +18,8 @@ import pytest
 
 from cairn.catalog.catalog import Catalog
 from cairn.errors import StorageError
-from cairn.runtime.executor.local_store import LocalReader, LocalStore
+from cairn.runtime.executor.local_reader import LocalReader
+from cairn.runtime.executor.local_store import LocalStore
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.carry_out import carry_out
 from cairn.runtime.materialization.increment import net_changes
