@@ -114,6 +114,7 @@ def test_users_import_the_job_and_the_errors() -> None:
         "BadInputError",
         "CairnError",
         "CorruptSegmentError",
+        "DamagedStateError",
         "FencedError",
         "MetastoreError",
         "OutcomeUnknownError",
