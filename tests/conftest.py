@@ -37,6 +37,9 @@ S3_CREDENTIALS = (
 )
 
 
+STORAGES = "file:/// s3://bench"
+"""Where the tests have their storages, which cleanups may delete in."""
+
 GUARDS = {
     "spark": ("JAVA_TOOL_OPTIONS", "-XX:TestWithoutTheMarkSpark"),
     "airflow": ("AIRFLOW__LOGGING__LOGGING_LEVEL", "test-without-the-mark-airflow"),
@@ -75,8 +78,14 @@ def _clean_environment() -> Iterator[None]:
         for name in list(os.environ):
             if name.startswith(("CAIRN_", "AWS_")) and not name.startswith(("CAIRN_TEST_", *kept)):
                 patch.delenv(name)
-        patch.setenv("CAIRN_STORAGES", "file:/// s3://bench")  # where the tests have their storages
+        patch.setenv("CAIRN_STORAGES", STORAGES)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_storages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes what a test, such as that of a benchmark, sets in this process."""
+    monkeypatch.setenv("CAIRN_STORAGES", STORAGES)
 
 
 @pytest.fixture(autouse=True)

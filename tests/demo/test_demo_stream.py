@@ -24,7 +24,7 @@ from tests.metastore.steps import Steps
 
 @pytest.fixture
 def steps(metastore_url: str, tmp_path: Path) -> Steps:
-    return Steps(metastore_url, str(tmp_path))
+    return Steps(metastore_url, tmp_path.as_uri())
 
 
 def test_a_batch_counts_when_all_its_subtasks_have_acknowledged(steps: Steps) -> None:

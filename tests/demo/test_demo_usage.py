@@ -16,7 +16,7 @@ from tests.metastore.steps import SIZE_BYTES, Steps
 @pytest.fixture
 def steps(metastore_url: str, tmp_path: Path) -> Steps:
     """A job with one whole checkpoint, its file, and the file of a batch that was killed."""
-    steps = Steps(metastore_url, str(tmp_path))
+    steps = Steps(metastore_url, tmp_path.as_uri())
     epoch = steps.register()
     batch = steps.ref(epoch, 0)
     _, file = steps.ack(batch, steps.begin(batch).checkpoint_id, 0, 1)
@@ -49,7 +49,11 @@ def test_a_listing_is_what_the_metastore_says_and_what_was_never_committed(steps
 
 
 def test_an_object_that_is_too_short_is_found(steps: Steps) -> None:
-    [file] = [path for path in Path(steps.storage).rglob("*.seg") if path.stat().st_size > 7]
+    [file] = [
+        path
+        for path in Path(steps.storage.removeprefix("file://")).rglob("*.seg")
+        if path.stat().st_size > 7
+    ]
     file.write_bytes(b"x")
 
     with pytest.raises(StorageDiffersError, match="200 bytes by the metastore and 1 in storage"):
@@ -57,7 +61,7 @@ def test_an_object_that_is_too_short_is_found(steps: Steps) -> None:
 
 
 def test_a_missing_object_is_found(steps: Steps) -> None:
-    for file in Path(steps.storage).rglob("*.seg"):
+    for file in Path(steps.storage.removeprefix("file://")).rglob("*.seg"):
         file.unlink()
 
     with pytest.raises(StorageDiffersError, match="None in storage"):
