@@ -16,6 +16,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     SmallInteger,
+    Text,
     UniqueConstraint,
     func,
     text,
@@ -233,7 +234,8 @@ class PhysicalFile(Base):
     file_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     epoch: Mapped[int]
-    path: Mapped[str]
+    path: Mapped[str] = mapped_column(Text(collation="C"))
+    """In order of bytes, as listings of a storage are."""
     scope: Mapped[Scope] = mapped_column(enum_of(Scope))
     batch_id: Mapped[int | None]
     """The batch whose acks alone may seal it; null: there is none."""

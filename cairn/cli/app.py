@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from sqlalchemy.exc import DBAPIError
 
 from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_message
-from cairn.cli import commands, inspect, metrics_command, savepoints
+from cairn.cli import commands, inspect, metrics_command, savepoints, verify_command
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
 from metastore.enums import CheckpointStatus
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     cleanup.set_defaults(run=commands.cleanup)
     savepoints.add_commands(commands_, common)
     metrics_command.add_command(commands_, common)
+    verify_command.add_command(commands_, common)
     return parser
 
 

@@ -171,7 +171,7 @@ CREATE TABLE cairn.physical_files (
     file_id UUID NOT NULL,
     job_id TEXT NOT NULL,
     epoch BIGINT NOT NULL,
-    path TEXT NOT NULL,
+    path TEXT COLLATE "C" NOT NULL,
     scope VARCHAR(16) NOT NULL,
     batch_id BIGINT,
     retry_of UUID,
