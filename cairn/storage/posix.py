@@ -56,6 +56,7 @@ class PosixStore:
     """
 
     sends_requests = False
+    largest_file_bytes = None
 
     def __init__(self, root: Path, *, longest_write_s: float = LONGEST_WRITE_S) -> None:
         self._root = root

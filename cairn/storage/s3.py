@@ -8,7 +8,7 @@ import logging
 import os
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 import boto3
@@ -25,6 +25,7 @@ from botocore.exceptions import (
 )
 
 from cairn.errors import BadInputError, StorageError
+from cairn.storage.chunks import ChunkReader
 from cairn.storage.store import (
     StoredObject,
     check_by_probe,
@@ -46,6 +47,8 @@ _log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 30
 _DELETES_PER_REQUEST = 1000
+_LARGEST_PUT_BYTES = 5 << 30
+_JOINED_BYTES = 8 << 20
 
 _CREDENTIALS = "check the credentials that boto3 finds (environment, profile or role)"
 _PERMISSIONS = "allow s3:PutObject, s3:GetObject, s3:ListBucket and s3:DeleteObject there"
@@ -83,6 +86,7 @@ class S3Store:
     """
 
     sends_requests = True
+    largest_file_bytes = _LARGEST_PUT_BYTES - (1 << 30)
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._bucket = bucket
@@ -96,9 +100,15 @@ class S3Store:
     def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
         key = self._key(path)
-        # Joined: boto3 reads the body again for each try, and the checksum needs all of it.
-        body = b"".join(chunks)
-        sha256 = b64encode(hashlib.sha256(body).digest()).decode()
+        size_bytes = sum(map(len, chunks))
+        if size_bytes > _LARGEST_PUT_BYTES:
+            raise BadInputError(
+                f"storage {self.url} takes {_LARGEST_PUT_BYTES} bytes in one request, and the "
+                f"object has {size_bytes}; lower cairn.file-merging.max-file-size, or change "
+                "less state in one batch of a subtask",
+                file=path,
+            )
+        body, sha256 = _body(chunks, size_bytes)
         try:
             self._client().put_object(
                 Bucket=self._bucket,
@@ -115,9 +125,9 @@ class S3Store:
             if _code(error) != "PreconditionFailed":
                 raise self._failed(error, "write", path) from error
             # boto3 tried again after an answer was lost: the object may be its own first try.
-            if not (_was_retried(error) and self._holds(path, len(body), sha256)):
+            if not (_was_retried(error) and self._holds(path, size_bytes, sha256)):
                 raise exists_error(self.url, path) from error
-            facts = {"storage": self.url, "file": path, "size_bytes": len(body)}
+            facts = {"storage": self.url, "file": path, "size_bytes": size_bytes}
             _log.warning("object found written by a try whose answer was lost", extra=facts)
 
     def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
@@ -284,6 +294,17 @@ def _client_of(pid: int, endpoint: str | None) -> S3Client:
             "give credentials by boto3's own chain"
         )
     return client
+
+
+def _body(chunks: Sequence[bytes | memoryview], size_bytes: int) -> tuple[bytes | IO[bytes], str]:
+    """Returns the content of an object, and its SHA-256 in base64."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    # Joined where that is little: boto3 sends a file in pieces, after a question to the server.
+    is_small = size_bytes <= _JOINED_BYTES
+    content = b"".join(chunks) if is_small else cast(IO[bytes], ChunkReader(chunks))
+    return content, b64encode(digest.digest()).decode()
 
 
 def _code(error: ClientError | BotoCoreError) -> str:

@@ -51,6 +51,11 @@ class ObjectStore(Protocol):
         """Whether each write is a request to a service, so that another one may be faster."""
         ...
 
+    @property
+    def largest_file_bytes(self) -> int | None:
+        """The largest that a file may be meant to get, with room for a last segment; None: any."""
+        ...
+
     def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         """Writes one object, the concatenation of `chunks`, atomically and durably.
 
@@ -59,6 +64,7 @@ class ObjectStore(Protocol):
 
         Raises:
             RefusedError: an object of that path exists; it is left as it was.
+            BadInputError: it is larger than the store takes in one request; nothing was sent.
         """
         ...
 

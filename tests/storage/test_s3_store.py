@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
+import random
 import subprocess
 import sys
 import traceback
-from typing import TYPE_CHECKING
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cairn import Job
 from cairn.errors import BadInputError, CairnError, RefusedError, StorageError
 from cairn.storage import open_store
+from cairn.storage.chunks import ChunkReader
+from cairn.storage.s3 import S3Store
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Exchange, FaultyProxy
@@ -289,3 +297,76 @@ def test_files_that_go_on_over_checkpoints_are_refused_on_s3_by_the_options_name
     ):
         job(across_checkpoint_boundary=True).spec.check_storage()
     assert list(open_store(s3_url).list("")) == []
+
+
+def test_files_that_are_larger_than_a_request_are_refused_on_s3_by_the_options_name(
+    s3_url: str, tmp_path: Path
+) -> None:
+    def job(storage: str, size: str) -> Job:
+        options = {"cairn.file-merging.max-file-size": size}
+        return Job("j", storage=storage, metastore="embedded:/none", parallelism=1, options=options)
+
+    job(s3_url, "4 gb").spec.check_storage()
+    job(str(tmp_path), "5 gb").spec.check_storage()
+    with pytest.raises(BadInputError, match=r"max-file-size is .* it is at most 4 gb"):
+        job(s3_url, "5 gb").spec.check_storage()
+
+
+def test_an_object_that_is_larger_than_a_request_is_not_sent(
+    proxy: FaultyProxy, s3_url: str
+) -> None:
+    chunk = memoryview(bytes(1 << 20))
+    with pytest.raises(BadInputError, match=r"in one request.*max-file-size"):
+        open_store(s3_url).put(PATH, [chunk] * 5121)
+    assert proxy.requests == []
+
+
+def test_a_large_object_is_sent_from_its_chunks(proxy: FaultyProxy, s3_url: str) -> None:
+    store = open_store(s3_url)
+    chunks = [random.Random(n).randbytes((3 << 20) + n) for n in range(4)]
+    proxy.faults["PUT"] = [hang_up]  # sent again from the start
+    store.put(PATH, chunks)
+    assert store.get(PATH) == b"".join(chunks)
+    with pytest.raises(RefusedError, match="already has"):
+        store.put(PATH, chunks)
+
+
+def test_chunks_of_a_large_object_are_not_joined_in_memory() -> None:
+    class Client:
+        """Reads a body as boto3 does, and keeps nothing of it."""
+
+        size_bytes = 0
+
+        def put_object(self, Body: Any, **_: object) -> None:
+            while piece := Body.read(1 << 14):
+                self.size_bytes += len(piece)
+
+    client, store = Client(), S3Store("bucket", "")
+    store._client = lambda: client  # type: ignore[assignment, method-assign, return-value]
+    chunks = [bytes(16 << 20)] * 4
+    tracemalloc.start()
+    try:
+        store.put(PATH, chunks)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert client.size_bytes == 64 << 20
+    assert peak_bytes < 8 << 20
+
+
+@given(
+    chunks=st.lists(st.binary(max_size=20), max_size=6),
+    steps=st.lists(
+        st.tuples(st.integers(-5, 130), st.sampled_from([0, 1, 2]), st.integers(-1, 50))
+    ),
+)
+def test_chunks_are_read_as_the_file_that_they_are(
+    chunks: list[bytes], steps: list[tuple[int, int, int]]
+) -> None:
+    reader, file = ChunkReader(chunks), io.BytesIO(b"".join(chunks))
+    for offset, whence, size in steps:
+        place = max(0, {0: 0, 1: file.tell(), 2: len(file.getvalue())}[whence] + offset)
+        file.seek(place)
+        assert reader.seek(offset, whence) == place
+        assert reader.read(size) == file.read(size)
+        assert reader.tell() == file.tell()

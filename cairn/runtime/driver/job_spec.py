@@ -40,10 +40,18 @@ class JobSpec:
         """Checks that the job's storage can be written as its options ask.
 
         Raises:
-            BadInputError: it can never be, or not with `across-checkpoint-boundary`.
+            BadInputError: it can never be, or not with `across-checkpoint-boundary` or
+                with files of `max-file-size`.
             StorageError: it does not work now.
         """
         store = open_store(self.storage)
+        most_bytes, wanted_bytes = store.largest_file_bytes, self.settings.max_file_bytes
+        if most_bytes is not None and wanted_bytes > most_bytes:
+            raise BadInputError(
+                f"cairn.file-merging.max-file-size is {wanted_bytes} bytes; on {store.url}, which "
+                f"takes a file in one request, it is at most {most_bytes >> 30} gb",
+                job=self.name,
+            )
         store.check_writable()
         # Asked once, on the driver: the answer takes a probe in storage and holds for the run.
         if self.settings.merges_files_across and not store.can_append():

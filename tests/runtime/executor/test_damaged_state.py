@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -179,7 +180,11 @@ def test_another_process_that_has_it_open_finds_the_new_one(tmp_path: Path) -> N
 
 @contextmanager
 def in_a_process(work: Callable[[], None]) -> Iterator[multiprocessing.process.BaseProcess]:
-    process = FORKED.Process(target=work)
+    def quietly() -> None:
+        faulthandler.disable()  # its death is wanted
+        work()
+
+    process = FORKED.Process(target=quietly)
     process.start()
     process.join(30)
     yield process
