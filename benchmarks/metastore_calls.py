@@ -34,6 +34,8 @@ from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec
 from cairn.keygroups import range_of
 from cairn.layout import shared_directory, shared_file, task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.ownership.take import own_root
+from cairn.storage import open_store
 from metastore.enums import Scope, SegmentKind
 
 T = TypeVar("T")
@@ -69,6 +71,7 @@ class CatalogCalls:
         )
         run = self._catalog.run("registering", lambda c: register_run(c, registration))
         os.environ["CAIRN_STORAGES"] = storage  # where the cleanup may delete
+        own_root(self._catalog, open_store(storage), run.job_id)
         return JobRef(name, run.job_id, run.epoch, parallelism, str(registration.run_id))
 
     def begin(self, batch: Batch, subtasks: Sequence[int]) -> int:

@@ -33,6 +33,7 @@ from cairn.keygroups import KeyGroupRange, subtask_of
 from cairn.layout import manifest_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.storages import STORAGES_VARIABLE
+from cairn.ownership.take import own_root
 from cairn.runtime.driver.build_plan import struct
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
@@ -226,6 +227,7 @@ def _register(
     )
     catalog = Catalog(metastore_url)
     run = catalog.run("registering a run", lambda c: register_run(c, registration))
+    own_root(catalog, open_store(storage), run.job_id)
     plan = RunContext(
         job=name,
         job_id=run.job_id,

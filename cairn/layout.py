@@ -71,6 +71,22 @@ def epoch_of(path: str) -> int | None:
     return int(match[1]) if match and int(match[1]) <= _HIGHEST_ID else None
 
 
+def owner_directory(job_id: str) -> str:
+    """Returns where the owner objects of a job's root lie."""
+    return f"{job_id}/owner"
+
+
+def owner_file(job_id: str, generation: int) -> str:
+    """Returns the path of an owner object; the paths of later generations sort behind."""
+    return f"{owner_directory(job_id)}/{generation:020}"
+
+
+def generation_of(path: str) -> int | None:
+    """Returns the generation of an owner object, a number from 1; None for other paths."""
+    match = re.fullmatch(r"[^/]+/owner/([0-9]{20})", path)
+    return int(match[1]) if match and 0 < int(match[1]) <= _HIGHEST_ID else None
+
+
 def owns(job_id: str, path: str) -> bool:
     """Tells whether a path lies under the job's own root, and only there."""
     parts = path.split("/")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from cairn.errors import CairnError
+from cairn.layout import generation_of
 from cairn.storage import open_store
 from metastore.enums import CheckpointStatus, FileStatus
 from metastore.models import Checkpoint, Job, PhysicalFile
@@ -50,7 +51,11 @@ def usage(connection: Connection, job: str) -> Usage:
         )
     ).all()
     recorded = {row.path: int(row.size_bytes) for row in rows if row.status in IN_STORAGE}
-    listed = {object.path: object.size_bytes for object in open_store(storage).list(f"{job_id}/")}
+    listed = {
+        object.path: object.size_bytes
+        for object in open_store(storage).list(f"{job_id}/")
+        if generation_of(object.path) is None
+    }
     for path, size_bytes in recorded.items():
         if listed.get(path, -1) < size_bytes:
             raise StorageDiffersError(

@@ -42,6 +42,7 @@ from metastore.history import HistoryDay
 from metastore.maintenance_runs import MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.state_variables import StateVariable
+from metastore.ownership import Metastore, Ownership
 
 __all__ = [
     "SCHEMA",
@@ -59,6 +60,8 @@ __all__ = [
     "MaintenanceStatus",
     "Materialization",
     "MaterializationTotal",
+    "Metastore",
+    "Ownership",
     "PhysicalFile",
     "Pin",
     "PlacedSegment",

@@ -33,6 +33,11 @@ GRANT SELECT ON
     cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;
 
+GRANT SELECT ON cairn.metastore TO cairn_writer, cairn_maintainer;
+GRANT SELECT, INSERT ON cairn.ownerships TO cairn_writer;
+GRANT UPDATE (written_at) ON cairn.ownerships TO cairn_writer;
+GRANT SELECT ON cairn.ownerships TO cairn_maintainer;
+
 GRANT SELECT, INSERT, UPDATE ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.placed_segments,
     cairn.materializations

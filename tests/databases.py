@@ -28,6 +28,7 @@ _END_OTHERS = """
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 _REMOVE_ROWS = "; ".join(str(table.delete()) for table in Base.metadata.sorted_tables)
+_BE_ANOTHER = "DELETE FROM cairn.metastore; INSERT INTO cairn.metastore DEFAULT VALUES"
 _FREE_PAGES = "VACUUM (SKIP_DATABASE_STATS) " + ", ".join(map(str, Base.metadata.sorted_tables))
 
 
@@ -64,6 +65,8 @@ class Databases:
         url = create(self._server, self._template)
         with connect(url) as connection:
             connection.exec_driver_sql(_NOTE_CHANGES_OF_THE_SCHEMA)
+            # A copy of the template has its id.
+            connection.exec_driver_sql(_BE_ANOTHER)
         return url
 
 
@@ -98,6 +101,7 @@ def _is_emptied(url: str) -> bool:
         # Without triggers, which guard the rows and the references between them.
         connection.execute(text("SET session_replication_role = replica"))
         connection.exec_driver_sql(_REMOVE_ROWS)
+        connection.exec_driver_sql(_BE_ANOTHER)
         # So that the next test's rows are in the order in which it adds them.
         connection.exec_driver_sql(_FREE_PAGES)
     return True

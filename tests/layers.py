@@ -9,6 +9,7 @@ VALUES = {
     "cairn.keygroups",
     "cairn.layout",
     "cairn.manifest",
+    "cairn.owner",
     "cairn.settings",
     "cairn.units",
 }
@@ -24,15 +25,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cairn.state": BASICS,
     "cairn.segments": BASICS | {"cairn.storage", "cairn.state"},
     "cairn.catalog": BASICS | {"cairn.locks", "cairn.state", "metastore"},
-    "cairn.savepoints": BASICS | {"cairn.storage", "cairn.catalog"},
+    "cairn.ownership": BASICS | {"cairn.storage", "cairn.catalog"},
+    "cairn.savepoints": BASICS | {"cairn.storage", "cairn.catalog", "cairn.ownership"},
     "cairn.runtime": BASICS
     | {"cairn.locks", "cairn.storage", "cairn.state", "cairn.segments"}
-    | {"cairn.catalog", "cairn.savepoints"},
-    "cairn.maintenance": BASICS | {"cairn.storage", "cairn.catalog"},
+    | {"cairn.catalog", "cairn.ownership", "cairn.savepoints"},
+    "cairn.maintenance": BASICS | {"cairn.storage", "cairn.catalog", "cairn.ownership"},
     "cairn": BASICS | {"cairn.runtime"},
     "cairn.cli": BASICS
     | {"cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}
-    | {"cairn.maintenance", "cairn.savepoints"},
+    | {"cairn.maintenance", "cairn.ownership", "cairn.savepoints"},
     "cairn.airflow_ext": BASICS | {"cairn.catalog", "cairn.maintenance"},
     "spark_jobs": BASICS | {"cairn"},
     "dags": {"cairn.airflow_ext"},

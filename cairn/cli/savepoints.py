@@ -12,6 +12,7 @@ from typing import Any
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.migrate import require_current
 from cairn.catalog.savepoints.pins import open_pins, remove_pins
+from cairn.cli import ownership
 from cairn.cli.commands import print_rows, read_view
 from cairn.cli.output import progress_bars
 from cairn.errors import BadInputError
@@ -87,7 +88,13 @@ def add_commands(
         help="fill an empty metastore from the manifests in a storage",
     )
     again.add_argument("storage", metavar="STORAGE", help="s3://bucket/prefix or a directory")
+    again.add_argument(
+        "--take-over",
+        action="store_true",
+        help="own the jobs' roots from then on: their last metastore is fenced",
+    )
     again.set_defaults(run=rebuild_metastore)
+    ownership.add_command(actions, common, changing)
 
 
 def savepoint(catalog: Catalog, arguments: Namespace) -> int:
@@ -135,6 +142,8 @@ def rebuild_metastore(catalog: Catalog, arguments: Namespace) -> int:
         print(f"not used: {problem}", file=sys.stderr)
     if not report.jobs:
         raise BadInputError(f"no manifest that can be used is below {arguments.storage}")
+    if not (arguments.take_over or arguments.dry_run):
+        ownership.print_others(catalog, [job.job_id for job in report.jobs])
     rows = [{**asdict(job), "dry_run": arguments.dry_run} for job in report.jobs]
     print_rows(rows, _REBUILD_COLUMNS, arguments)
     return _CORRUPT if report.problems else 0
@@ -147,6 +156,7 @@ def _rebuild(catalog: Catalog, arguments: Namespace) -> RebuildReport:
             # A transaction fills in a whole job; its last statements may take minutes.
             replace(catalog, timeout_ms=_REBUILD_TIMEOUT_MS),
             arguments.storage,
+            takes_over=arguments.take_over,
             dry_run=arguments.dry_run,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )

@@ -16,6 +16,7 @@ from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.storages import open_allowed
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
+from cairn.ownership.check import check_before_cleanup
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +60,14 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
 
     Raises:
         BadInputError: there is no such job, or `CAIRN_STORAGES` is not set.
-        RefusedError: a rule that keeps state safe would be broken, or the job's storage is not one
-            that this process may clean; nothing was changed by it.
+        RefusedError: a rule that keeps state safe would be broken, the job's storage is not one
+            that this process may clean, or its root is another metastore's; nothing was changed.
         StoreFailedError: the metastore or the storage failed; call again to continue.
     """
     snapshot = _read(catalog, job_name)
     # First: a job that somebody else has made up is not even planned.
     store = open_allowed(snapshot.job)
+    check_before_cleanup(catalog, store, snapshot.job.job_id)
     plan = plan_subsumption(snapshot)
     if dry_run:
         return _forecast(catalog, snapshot, plan)

@@ -15,6 +15,7 @@ from cairn.catalog.job.directories import give_up_left, given_up_directories, re
 from cairn.errors import RefusedError
 from cairn.layout import owns
 from cairn.maintenance.storages import require_allowed
+from cairn.ownership.check import require_owner
 from cairn.storage import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -40,9 +41,11 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
     intent, with the error, and is tried again by the next call.
 
     Raises:
-        RefusedError: an intent names an object outside the job's root; its batch is not deleted.
-            Or the store is not one that this process may clean.
-        StorageError: the store cannot be reached; deleted objects are found missing next time.
+        RefusedError: the store is not one that this process may clean; or an intent names an
+            object outside the job's root, or the root is another metastore's; its batch is not
+            deleted.
+        StorageError: the store cannot be reached; deleted objects are found missing next time. Or
+            it is not the one that the metastore knows; nothing is taken for deleted.
     """
     require_allowed(job, store.url)
     files = size_bytes = failed = 0
@@ -51,6 +54,8 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
     while intents := _open_intents(catalog, job, last):
         paths = [intent.path for intent in intents]
         _refuse_foreign(job, paths)
+        # Before each request, as another metastore may take the root over at any time.
+        require_owner(catalog, store, job.job_id)
         errors = store.delete_many(paths)
         # Recorded after the delete: killed in between, the next call finds the objects missing.
         gone = [intent.file_id for intent in intents if intent.path not in errors]
@@ -78,7 +83,8 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
     call. One that holds something which the metastore does not know is kept.
 
     Raises:
-        RefusedError: a row names a directory outside the job's root; nothing is deleted.
+        RefusedError: a row names a directory outside the job's root, or the root is another
+            metastore's; nothing is deleted.
         StorageError, MetastoreError: a store failed; the next call continues from there.
     """
     require_allowed(job, store.url)
@@ -90,6 +96,8 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         lambda c: given_up_directories(c, job.job_id, limit=BATCH_OBJECTS),
     )
     _refuse_foreign(job, paths)
+    if paths:
+        require_owner(catalog, store, job.job_id)
     # A directory with an object that SQL does not know stays: somebody else put it there.
     removed = [path for path in paths if store.remove_directory(path)]
     if removed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection
@@ -14,8 +14,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalErr
 from cairn.catalog.catalog import Catalog, server_message
 from cairn.catalog.savepoints.rebuilt_job import FoundManifest, RebuiltJob, insert_job, refuse_known
 from cairn.errors import CorruptSegmentError, RefusedError
-from cairn.layout import epoch_of, split_manifest_path
+from cairn.layout import epoch_of, generation_of, split_manifest_path
 from cairn.manifest import Manifest
+from cairn.ownership.take import take_over
 from cairn.savepoints.manifest_files import decode_at
 from cairn.storage import ObjectStore, open_store
 
@@ -58,6 +59,7 @@ def rebuild(
     catalog: Catalog,
     storage: str,
     *,
+    takes_over: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RebuildReport:
@@ -65,17 +67,16 @@ def rebuild(
 
     Each in a transaction of its own, so that what is wrong with one is in nobody's way: a job that
     the metastore has, two of one name, and one whose manifests the metastore does not take are
-    among the problems. Nothing in storage changes. A dry run only reads.
+    among the problems. Nothing in storage changes, and a root that has an owner keeps it: the
+    jobs can be read here, and neither run nor be cleaned up. With `takes_over` this metastore owns
+    the roots from then on. A dry run only reads.
 
     Raises:
         RefusedError: there are jobs with manifests, but none of them could be rebuilt.
         StoreFailedError: the metastore or the storage failed; jobs that were filled in before stay.
     """
     store = open_store(storage)
-    sizes: dict[str, dict[str, int]] = defaultdict(dict)
-    # One listing of everything: a request for each object would be thousands of them.
-    for found in store.list(""):
-        sizes[found.path.split("/")[0]][found.path] = found.size_bytes
+    sizes = _sizes(store)
     manifests, problems = _read_all(store, sizes, progress)
     for found_of_job in manifests.values():
         problems += _drop_given_up(found_of_job)
@@ -88,19 +89,51 @@ def rebuild(
     ]
     jobs, of_one_name = _with_names_of_their_own(jobs)
     problems += of_one_name
-    reports = []
+    rebuilt = []
     for job in jobs:
         try:
             catalog.run(f"rebuilding job {job.newest.job}", _inserting(job, dry_run=dry_run))
         except (RefusedError, IntegrityError, DataError, OperationalError) as error:
             problems.append(f"{job.newest.job_id}: {_reason(error)}")
         else:
-            reports.append(_report(job))
-    if manifests and not reports:
+            rebuilt.append(job)
+    if manifests and not rebuilt:
         raise RefusedError(f"no job could be rebuilt: {'; '.join(problems)}")
+    if takes_over and not dry_run:
+        problems += _take_over(catalog, store, rebuilt)
+    reports = [_report(job) for job in rebuilt]
     if not dry_run:
         _log_rebuilt(store.url, reports, problems)
     return RebuildReport(tuple(reports), tuple(problems))
+
+
+def _sizes(store: ObjectStore) -> dict[str, dict[str, int]]:
+    """Returns the sizes of all objects by job id and path, without owner objects."""
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    # One listing of everything: a request for each object would be thousands of them.
+    for found in store.list(""):
+        if generation_of(found.path) is None:
+            sizes[found.path.split("/")[0]][found.path] = found.size_bytes
+    return sizes
+
+
+def _take_over(catalog: Catalog, store: ObjectStore, jobs: Iterable[RebuiltJob]) -> Iterator[str]:
+    """Takes the roots over; yields in words where that failed, and what is lost since the read."""
+    for job in jobs:
+        try:
+            take_over(catalog, store, job.newest.job_id)
+        except RefusedError as error:
+            yield f"{job.newest.job_id}: {error.message}"
+    # Again: until a root was taken over, a cleanup of its last owner may have run.
+    sizes = _sizes(store)
+    for job in jobs:
+        for one in job.manifests:
+            missing = _missing(one.manifest, sizes[job.newest.job_id])
+            if missing is not None:
+                yield (
+                    f"{one.path}: {missing} since it was read: the last owner has deleted it. "
+                    "Its checkpoint cannot be restored"
+                )
 
 
 def plan_job(

@@ -5,5 +5,5 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog AS $$
     FROM jsonb_each_text(row_)
     WHERE value IS NOT NULL
       AND key IN ('job_id', 'epoch', 'checkpoint_id', 'subtask', 'file_id', 'path',
-                  'segment_id', 'state_id', 'maintenance_run_id')
+                  'segment_id', 'state_id', 'maintenance_run_id', 'metastore_id', 'generation')
 $$;

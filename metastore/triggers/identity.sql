@@ -15,6 +15,20 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_identity('job_id, name, storage, max_parallelism, key_schema');
 
+-- Who owns a root is told by these rows and by objects in storage, which never change either.
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.metastore FOR EACH ROW
+WHEN (OLD.metastore_id <> NEW.metastore_id)
+EXECUTE FUNCTION cairn.refuse_identity('metastore_id');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.ownerships FOR EACH ROW
+WHEN (
+    (OLD.job_id, OLD.generation, OLD.ownership_id, OLD.database_id, OLD.timeline, OLD.began_at)
+    IS DISTINCT FROM
+    (NEW.job_id, NEW.generation, NEW.ownership_id, NEW.database_id, NEW.timeline, NEW.began_at)
+    OR (OLD.written_at IS NOT NULL AND NEW.written_at IS DISTINCT FROM OLD.written_at)
+)
+EXECUTE FUNCTION cairn.refuse_identity('all but written_at, once set too,');
+
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.runs FOR EACH ROW
 WHEN (
     (OLD.job_id, OLD.epoch, OLD.run_id, OLD.parallelism)

@@ -20,6 +20,7 @@ from cairn.catalog.job.runs import Registration, register_run
 from cairn.handles import SegmentHandle, SegmentSpec
 from cairn.keygroups import range_of, subtask_of
 from cairn.layout import task_manager_file
+from cairn.ownership.take import own_root
 from cairn.segments.format import encode
 from cairn.state.codec import TupleCodec
 from cairn.state.entries import entry_prefix, state_prefix
@@ -164,6 +165,7 @@ class StatefulJob:
             watermark_delays_ms=delays_ms,
         )
         run = self._run(lambda c: register_run(c, registration))
+        own_root(self.catalog, open_store(self.storage), run.job_id)
         self.job_id, self.epoch = run.job_id, run.epoch
         self.run_id = str(registration.run_id)
         return self

@@ -10,7 +10,8 @@ from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
 from cairn.catalog.catalog import Catalog
-from cairn.layout import new_job_id, shared_file, task_manager_file
+from cairn.layout import generation_of, new_job_id, shared_file, task_manager_file
+from cairn.ownership.take import own_root
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import CheckpointStatus, FileStatus, Scope, SegmentKind
 from metastore.models import Base, Checkpoint, Job, PhysicalFile, PlacedSegment, Run
@@ -51,6 +52,7 @@ class SyntheticJob:
     def create(self) -> SyntheticJob:
         self.job_id = new_job_id(self.name)
         self.catalog.run("making a job", self._create)
+        own_root(self.catalog, self.store, self.job_id)
         return self
 
     @property
@@ -58,7 +60,9 @@ class SyntheticJob:
         return open_store(self.storage)
 
     def objects(self) -> set[str]:
-        return {stored.path for stored in self.store.list(f"{self.job_id}/")}
+        """Returns the paths of its objects, without owner objects."""
+        paths = {stored.path for stored in self.store.list(f"{self.job_id}/")}
+        return {path for path in paths if generation_of(path) is None}
 
     def execute(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         def work(connection: Connection) -> list[tuple[Any, ...]]:

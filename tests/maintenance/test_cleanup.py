@@ -289,10 +289,15 @@ def test_after_a_delete_request_without_an_answer_the_next_cleanup_finishes(
 def test_a_storage_that_is_not_mounted_keeps_the_delete_intents(
     job: SyntheticJob, tmp_path: Path
 ) -> None:
+    facts = condemn(job)
     root = tmp_path / "storage"
     root.rename(tmp_path / "unmounted")
-    with pytest.raises(StorageError, match=r"cannot delete: nothing is where .*mount the disk"):
-        cleanup_job(job.catalog, job.name)
+    for delete in (
+        lambda: cleanup_job(job.catalog, job.name),
+        lambda: delete_condemned(job.catalog, facts, job.store),
+    ):
+        with pytest.raises(StorageError, match=r"cannot list: nothing is where .*mount the disk"):
+            delete()
     [(still_open,)] = job.execute("SELECT count(*) FROM cairn.deletions WHERE done_at IS NULL")
     assert still_open == job.DOOMED
     (tmp_path / "unmounted").rename(root)

@@ -24,6 +24,8 @@ from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.layout import task_manager_directory, task_manager_file
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.ownership.take import own_root
+from cairn.storage import open_store
 from metastore.enums import Scope, SegmentKind
 from tests.file_retention import DELETE_AT_ONCE_MS
 
@@ -85,6 +87,7 @@ class Steps:
     def register_as(self, registration: Registration) -> RegisteredRun:
         """Registers a run, which `ref` knows by its epoch from then on."""
         run: RegisteredRun = self.run(lambda c: register_run(c, registration))
+        own_root(self.catalog, open_store(self.storage), run.job_id)
         self.job_id = run.job_id
         self.parallelism[run.epoch] = registration.parallelism
         self.run_ids[run.epoch] = str(registration.run_id)

@@ -6,6 +6,7 @@ import pytest
 
 from cairn.catalog.job.files import seal_files
 from cairn.errors import FencedError
+from cairn.layout import owner_file
 from cairn.storage import open_store
 from metastore.enums import Scope
 from tests.metastore.steps import SIZE_BYTES, Steps
@@ -51,7 +52,8 @@ def test_cleanup_leaves_a_fenced_runs_file_while_its_object_may_still_appear(ste
     steps.let_writes_end()
     steps.clean()
     assert steps.file_facts(file)[0] == "DELETED"
-    assert list(open_store(steps.storage).list(steps.job_id)) == []
+    stored = {found.path for found in open_store(steps.storage).list(steps.job_id)}
+    assert stored == {owner_file(steps.job_id, 1)}
 
 
 def test_cleanup_takes_a_file_that_was_never_sealed_once_its_batch_is_over(steps: Steps) -> None:

@@ -23,6 +23,8 @@ BOUNDED = {
     "history_days",
     "jobs",
     "materialization_totals",
+    "metastore",
+    "ownerships",
     "pins",
     "runs",
     "state_variables",

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
+from cairn.layout import generation_of
 from cairn.runtime.executor.run_context import RunContext
 from cairn.storage import open_store
 
@@ -37,7 +38,11 @@ def objects(plan: RunContext) -> dict[str, int]:
     """Returns the sizes of the job's objects by path below the job's root."""
     prefix = f"{plan.job_id}/"
     found = open_store(plan.storage).list(prefix)
-    return {stored.path.removeprefix(prefix): stored.size_bytes for stored in found}
+    return {
+        stored.path.removeprefix(prefix): stored.size_bytes
+        for stored in found
+        if generation_of(stored.path) is None
+    }
 
 
 def directories(plan: RunContext) -> dict[str, str]:

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from cairn.catalog.catalog import Catalog
 from cairn.keygroups import KeyGroupRange
+from cairn.layout import generation_of
 from cairn.runtime.executor.run_context import RunContext
 from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
@@ -146,7 +147,11 @@ class Checked(RuleBasedStateMachine):
     @invariant()
     def every_sealed_file_exists_whole_and_every_object_is_known(self) -> None:
         store = open_store(self.plan.storage)
-        objects = {found.path: found.size_bytes for found in store.list(f"{self.plan.job_id}/")}
+        objects = {
+            found.path: found.size_bytes
+            for found in store.list(f"{self.plan.job_id}/")
+            if generation_of(found.path) is None
+        }
         files = self.rows(
             "SELECT path, status, size_bytes FROM cairn.physical_files WHERE job_id = :job"
         )

@@ -16,6 +16,7 @@ from cairn.catalog.job.segments import segments_at
 from cairn.errors import CairnError
 from cairn.keygroups import KeyGroupRange, range_of
 from cairn.manifest import Manifest
+from cairn.ownership.take import own_root
 from cairn.runtime.commit.group_commit import ask, commit
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
@@ -77,6 +78,7 @@ def new_run(
         origin=origin,
     )
     run = Catalog(url).run("registering", lambda c: register_run(c, registration))
+    own_root(Catalog(url), open_store(storage), run.job_id)
     return plan_of(
         {
             "job": job,

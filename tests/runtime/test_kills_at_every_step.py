@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy import text
 
 from cairn.catalog.job.segments import segments_at
+from cairn.layout import generation_of
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -146,7 +147,8 @@ class Query:
         self.assert_whole("at the end")
 
     def stored(self) -> set[str]:
-        return {found.path for found in open_store(self.storage).list(f"{self.plan.job_id}/")}
+        found = {found.path for found in open_store(self.storage).list(f"{self.plan.job_id}/")}
+        return {path for path in found if generation_of(path) is None}
 
     def clean(self) -> None:
         cleanup_job(self.plan.catalog, self.plan.job)

@@ -20,6 +20,7 @@ from cairn.catalog.savepoints.manifest_rows import (
 )
 from cairn.catalog.savepoints.pins import Pinned
 from cairn.layout import manifest_file
+from cairn.ownership.take import own_root
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.task.periodic_manifest import write_manifest_if_due
@@ -60,6 +61,7 @@ class Query:
         """Registers a run and makes its plan; the next batch is the first of it."""
         registration = replace(self.registration(parallelism), **changes)
         self.run = self.do(lambda c: register_run(c, registration))
+        own_root(self.catalog, self.store, self.run.job_id)
         self.plan = self.plan_of(registration, self.run)
         return self
 

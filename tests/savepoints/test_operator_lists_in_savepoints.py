@@ -111,7 +111,7 @@ def test_a_query_continues_with_its_lists_after_the_metastore_was_rebuilt(
     source: Query, other_url: str, notes: Notes, parallelism: int
 ) -> None:
     saved = notes.after
-    rebuild(Catalog(other_url), source.storage)
+    rebuild(Catalog(other_url), source.storage, takes_over=True)
     query = Query(other_url, source.storage, source.local_dir, interval=1)
     query.start(parallelism, states=BOTH)
     assert stored_lists(query.plan, 2) == saved

@@ -46,7 +46,7 @@ def lost(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Query:
 
 def rebuilt(lost: Query, url: str) -> Query:
     """Returns the query with a metastore rebuilt at `url`; its executors have their local state."""
-    rebuild(Catalog(url), lost.storage)
+    rebuild(Catalog(url), lost.storage, takes_over=True)
     return unstarted(lost, url)
 
 
@@ -144,7 +144,7 @@ def test_a_manifest_whose_bytes_are_gone_or_damaged_is_not_used(
     only = {f.path for f in newest.files} - {f.path for f in lost.origin(5).manifest.files}
     (lost.root.parent / min(only)).unlink()
     (lost.root / "chk-2" / "_metadata").write_bytes(b"x")
-    report = rebuild(Catalog(other_url), lost.storage)
+    report = rebuild(Catalog(other_url), lost.storage, takes_over=True)
     assert [job.newest_checkpoint for job in report.jobs] == [5]
     assert "chk-2/_metadata: the object is not a manifest" in report.problems[0]
     assert f"its file {min(only)} is missing" in report.problems[1]
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_the_query_was_rolled_back_behind_does_not_come_back(
     with Catalog(other_url).begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA cairn CASCADE")
     migrate(Catalog(other_url))
-    report = rebuild(Catalog(other_url), lost.storage)
+    report = rebuild(Catalog(other_url), lost.storage, takes_over=True)
     [job] = report.jobs
     assert (job.newest_checkpoint, job.batch_id) == (second - 1, 5)
     assert report.problems == (

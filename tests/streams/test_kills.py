@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy import func, select
 
 from cairn.catalog.catalog import Catalog
+from cairn.layout import generation_of
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.rebuild import rebuild
 from cairn.storage import open_store
@@ -131,7 +132,8 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes], lo
 
 def assert_storage_is_known(settings: Settings) -> None:
     """Every sealed file has its object, and every object is of a file that is sealed or meant."""
-    stored = {found.path for found in open_store(settings.storage).list("")}
+    listed = {found.path for found in open_store(settings.storage).list("")}
+    stored = {path for path in listed if generation_of(path) is None}
     with Catalog(settings.metastore).begin() as connection:
         found = connection.execute(select(PhysicalFile.path, PhysicalFile.status)).all()
     assert {path for path, status in found if status == "SEALED"} <= stored

@@ -18,6 +18,7 @@ from sqlalchemy import create_engine, func, make_url, select, text
 from cairn import cause_of
 from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.errors import BadInputError, StorageError
+from cairn.layout import generation_of
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.storage import open_store
 from metastore.group_commits import Segment, SubtaskAck
@@ -89,7 +90,7 @@ def test_restarts_with_other_parallelisms_and_machines_keep_the_state_and_cleanu
                 select(PhysicalFile.path).where(PhysicalFile.status.in_(["SEALED", "WRITING"]))
             )
         )
-    assert stored == known
+    assert {path for path in stored if generation_of(path) is None} == known
     assert sorted(retained(settings.metastore, "small").values()) == [5, 6, 7, 8]
     for checkpoint, batch in retained(settings.metastore, "small").items():
         assert read_state(settings.metastore, "small", checkpoint) == expected_state(batch + 1)

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.errors import BadInputError
+from cairn.ownership.take import own_root
 from cairn.runtime.driver.frame_settings import frame_settings
 from cairn.runtime.driver.initial_state import pack, write_initial_rows
 from cairn.runtime.driver.inputs import Inputs, with_event_time
@@ -170,6 +171,8 @@ def _register(
         f"register a run of job {job.name}",
         lambda connection: register_run(connection, registration),
     )
+    # Once a run, before it writes anything: a batch does not pay for it.
+    own_root(catalog, open_store(job.storage), run.job_id)
     facts = {
         "job": job.name,
         "epoch": run.epoch,

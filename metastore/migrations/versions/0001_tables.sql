@@ -1,5 +1,15 @@
 -- Tables of the baseline, exactly those of `metastore.models` then.
 
+CREATE TABLE cairn.metastore (
+    is_only BOOLEAN DEFAULT 'true' NOT NULL,
+    metastore_id UUID DEFAULT gen_random_uuid() NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_metastore PRIMARY KEY (is_only),
+    CONSTRAINT ck_metastore__one_row CHECK (is_only)
+);
+
+INSERT INTO cairn.metastore DEFAULT VALUES;
+
 CREATE TABLE cairn.jobs (
     job_id TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -26,6 +36,20 @@ CREATE TABLE cairn.jobs (
         AND storage !~* '/\.{1,2}(/|$)|%(2e|2f|00)|[\u0001-\u001f\u007f]'
     ),
     CONSTRAINT uq_jobs__name UNIQUE (name)
+);
+
+CREATE TABLE cairn.ownerships (
+    job_id TEXT NOT NULL,
+    generation BIGINT NOT NULL,
+    ownership_id UUID NOT NULL,
+    database_id TEXT NOT NULL,
+    timeline BIGINT NOT NULL,
+    began_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    written_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_ownerships PRIMARY KEY (job_id, generation),
+    CONSTRAINT ck_ownerships__counted CHECK (generation > 0),
+    CONSTRAINT fk_ownerships__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
+    CONSTRAINT uq_ownerships__ownership_id UNIQUE (ownership_id)
 );
 
 CREATE TABLE cairn.maintenance_runs (

@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy import text
 
 from cairn.errors import FencedError, StorageError
+from cairn.layout import generation_of
 from cairn.locks import is_free
 from cairn.runtime.commit.commit_files import Request
 from cairn.runtime.executor.run_context import RunContext
@@ -81,7 +82,8 @@ def assert_complete(plan: RunContext) -> None:
 def assert_nothing_unknown(plan: RunContext) -> None:
     """Every object has a file row that is to live or to go; every sealed file its object."""
     known = dict(rows(plan, "SELECT path, status FROM cairn.physical_files"))
-    objects = {found.path for found in PosixStore(Path(plan.storage[7:])).list(f"{plan.job_id}/")}
+    found = {found.path for found in PosixStore(Path(plan.storage[7:])).list(f"{plan.job_id}/")}
+    objects = {path for path in found if generation_of(path) is None}
     assert objects <= {path for path, status in known.items() if status != "DELETED"}
     assert {path for path, status in known.items() if status == "SEALED"} <= objects
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from cairn.catalog.job.files import Uploaded
 from cairn.errors import StorageError
-from cairn.layout import task_manager_file
+from cairn.layout import generation_of, task_manager_file
 from cairn.runtime.commit.uploads import Target, upload
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -51,7 +51,8 @@ class Uploading:
             return [tuple(row) for row in result] if result.returns_rows else []
 
     def objects(self) -> set[str]:
-        return {found.path for found in self.store.list(f"{self.plan.job_id}/")}
+        found = {found.path for found in self.store.list(f"{self.plan.job_id}/")}
+        return {path for path in found if generation_of(path) is None}
 
     def let_writes_end(self) -> None:
         """Makes every write intent as old as it takes for no request to be under way."""

@@ -1,0 +1,1 @@
+"""Which metastore owns a job's root in storage, told by objects that are written once."""
