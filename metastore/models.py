@@ -41,8 +41,8 @@ from metastore.group_commits import GroupCommit
 from metastore.history import HistoryDay
 from metastore.maintenance_runs import MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
-from metastore.state_variables import StateVariable
 from metastore.ownership import Metastore, Ownership
+from metastore.state_variables import StateVariable
 
 __all__ = [
     "SCHEMA",
