@@ -73,22 +73,22 @@ def take_over(
         MetastoreError: the metastore failed; call again to finish.
     """
     facts = catalog.run(f"reading who owns {job_id}/", lambda c: own_facts(c, job_id))
-    generation = newest_generation(store, job_id)
+    above = newest_generation(store, job_id)
     # An empty mount point: an owner object there would hide that the storage is another one.
-    if generation < facts.written_generation and next(store.list(f"{job_id}/"), None) is None:
+    if above < facts.written_generation and next(store.list(f"{job_id}/"), None) is None:
         raise refusal(Found(facts, None, Standing.MISSING))
-    before, newest = _owner_at(store, job_id, generation), newest_manifest(store, job_id)
+    before, newest = _owner_at(store, job_id, above), newest_manifest(store, job_id)
+    generation = max(above, facts.ownership.generation if facts.ownership else 0) + 1
     if not dry_run:
-        _begin_and_write(catalog, store, job_id, generation, newest)
+        generation = _begin_and_write(catalog, store, job_id, above, newest)
         found = look_up(catalog, store, job_id)
         if found.standing is not Standing.OWNED:
             raise refusal(found)
-        facts = found.facts
-        _end(catalog, facts)
+        _end(catalog, found.facts)
     report = TakenOver(
         job=facts.job,
         job_id=job_id,
-        generation=facts.ownership.generation if facts.ownership and not dry_run else generation,
+        generation=generation,
         from_metastore=before.metastore_id if before else None,
         newest_manifest=newest,
     )
@@ -103,7 +103,11 @@ def _begin_and_write(
     job_id: str,
     above_generation: int,
     above_checkpoint: int | None = None,
-) -> None:
+) -> int:
+    """Writes the object of an ownership that is new, or was begun before; returns its generation.
+
+    Whether it counts, the caller has to read: another metastore may have been faster.
+    """
     # Its id before the transaction, which may run twice: by it, it knows its first try.
     ownership_id = uuid4()
     facts = catalog.run(
@@ -128,6 +132,7 @@ def _begin_and_write(
         since=mine.since,
     )
     write_owner(store, job_id, owner)
+    return mine.generation
 
 
 def _end(catalog: Catalog, facts: OwnFacts) -> None:
