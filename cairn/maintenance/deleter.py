@@ -53,9 +53,9 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
     last: DeleteIntent | None = None
     while intents := _open_intents(catalog, job, last):
         paths = [intent.path for intent in intents]
-        _refuse_foreign(job, paths)
         # Before each request, as another metastore may take the root over at any time.
         require_owner(catalog, store, job.job_id)
+        _refuse_foreign(job, paths)
         errors = store.delete_many(paths)
         # Recorded after the delete: killed in between, the next call finds the objects missing.
         gone = [intent.file_id for intent in intents if intent.path not in errors]

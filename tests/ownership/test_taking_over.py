@@ -13,7 +13,7 @@ import pytest
 
 from cairn.catalog.catalog import Catalog
 from cairn.cli import main
-from cairn.errors import CairnError, CorruptSegmentError, RefusedError
+from cairn.errors import CairnError, CorruptSegmentError, RefusedError, StorageError
 from cairn.layout import owner_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.owner import Standing
@@ -21,7 +21,10 @@ from cairn.ownership import take
 from cairn.ownership.check import look_up, require_owner
 from cairn.ownership.objects import newest_generation, read_owner
 from cairn.ownership.take import own_root, take_over
+from cairn.runtime.driver import build_plan
+from cairn.runtime.driver.job_spec import JobSpec
 from cairn.savepoints.rebuild import rebuild
+from cairn.settings import Settings
 from cairn.storage.posix import PosixStore
 from tests.maintenance.synthetic import SyntheticJob
 from tests.savepoints.jobs import Query
@@ -145,6 +148,26 @@ def test_a_metastore_that_takes_over_beside_its_own_cleanup_does_not_refuse_it(
 
     monkeypatch.setattr("cairn.ownership.check.newest_generation", taken_meanwhile)
     require_owner(job.catalog, job.store, job.job_id)
+
+
+def test_a_plan_owns_the_root_before_it_writes_or_is_refused(
+    metastore_url: str, other_url: str, tmp_storage: str, tmp_path: Path
+) -> None:
+    query = Query(metastore_url, tmp_storage, str(tmp_path / "local"))
+    spec = JobSpec(
+        name="words",
+        storage=tmp_storage,
+        metastore=metastore_url,
+        parallelism=2,
+        settings=Settings(local_dir=query.local_dir),
+    )
+    run, _ = build_plan._register(spec, query.registration(), None)
+    require_owner(query.catalog, query.store, run.job_id)
+    query.start()
+    for stored in query.store.list(f"{run.job_id}/owner/"):
+        (tmp_path / "storage" / stored.path).unlink()
+    with pytest.raises(StorageError, match="has no owner object of generation 1"):
+        build_plan._register(spec, query.registration(), None)
 
 
 def test_a_restart_asks_and_writes_nothing(live: Query) -> None:
