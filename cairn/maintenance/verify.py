@@ -29,6 +29,7 @@ from cairn.catalog.cleanup.verification import (
 )
 from cairn.catalog.jobs import find_job
 from cairn.errors import StorageError
+from cairn.layout import generation_of
 from cairn.storage import ObjectStore, StoredObject, open_store
 from metastore.enums import FileStatus
 
@@ -144,7 +145,9 @@ class Verification:
     def _objects(self) -> Iterator[StoredObject]:
         for number, found in enumerate(self.store.list(f"{self.job_id}/"), start=1):
             self.progress(number)
-            yield found
+            # Who owns the root is no file of it, and has no row.
+            if generation_of(found.path) is None:
+                yield found
 
     def _look_again(self, suspects: Mapping[str, StoredObject | None]) -> Iterator[Finding]:
         """Yields what is wrong with suspects, which are given with what the listing showed.
