@@ -56,7 +56,7 @@ test-fast: $(READY) ## Run the tests that start neither Spark nor Airflow: a few
 mutants: $(READY) ## Break the code on purpose and show which test notices (MUTANTS="part of a name")
 	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
-fuzz: $(READY) ## Fuzz every reader of bytes (MINUTES=10; FUZZ_ARGS="--cases 1000 manifest")
+fuzz: $(READY) ## Fuzz readers of bytes, and processors on both engines (MINUTES=10; FUZZ_ARGS="--cases 9 manifest")
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
 
 lint: $(READY) ## Check style and types only

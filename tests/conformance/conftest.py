@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.conformance.engines import Engine
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_SETTINGS = {
+SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     # Compiling a plan takes longer than interpreting it for a few rows.
     "spark.sql.codegen.wholeStage": "false",
@@ -26,7 +26,7 @@ _SETTINGS = {
 @pytest.fixture(scope="session")
 def session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         session.conf.set(name, value)
     return session
 

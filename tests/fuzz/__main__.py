@@ -1,9 +1,9 @@
-"""Fuzzes the readers of bytes, for a time or a number of cases.
+"""Fuzzes the readers of bytes, and processors on both engines, for a time or a number of cases.
 
-python -m tests.fuzz [--minutes M | --cases N] [--first NUMBER] [READER …]
+python -m tests.fuzz [--minutes M | --cases N] [--first NUMBER] [READER … | processors]
 
-Each chunk of cases is run in a process of its own, so that a crash is one more way to end. The exit
-status is 1 if a case ends in another way than it should; `--first NUMBER --cases 1 READER` runs it
+Each chunk of bytes is run in a process of its own, so that a crash is one more way to end. The exit
+status is 1 if a case ends in another way than it should; `--first NUMBER --cases 1 NAME` runs it
 again.
 """
 
@@ -23,23 +23,26 @@ from tests.fuzz.readers import READERS
 
 CHUNK = 2_000
 MEMORY_BYTES = 4 << 30
+PROCESSORS = "processors"
 
 
 def main() -> int:
     """Runs the cases, prints how they ended and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="for all readers together")
-    parser.add_argument("--cases", type=int, help="of each reader, however long they take")
+    parser.add_argument("--minutes", type=float, default=10, help="half of it for the processors")
+    parser.add_argument("--cases", type=int, help="of each, however long they take")
     parser.add_argument(
         "--first", type=int, help="number of the first case; at random if not given"
     )
-    parser.add_argument("readers", nargs="*", metavar="READER", help=", ".join(READERS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*READERS, PROCESSORS]))
     arguments = parser.parse_args()
-    names = arguments.readers or [*READERS]
+    names = arguments.names or [*READERS, PROCESSORS]
     first = random.randrange(2**40) if arguments.first is None else arguments.first
-    seconds = arguments.minutes * 60 / len(names)
+    readers = [name for name in names if name != PROCESSORS]
+    share = 0.5 if readers and len(readers) < len(names) else 1
+    seconds = arguments.minutes * 60 * share / max(1, len(readers))
     status = 0
-    for name in names:
+    for name in readers:
         started = time.monotonic()
         ends, count = Ends(), 0
         while count < arguments.cases if arguments.cases else time.monotonic() < started + seconds:
@@ -52,6 +55,10 @@ def main() -> int:
             print(f"    case {number}: {what}")
             status = 1
         sys.stdout.flush()
+    if PROCESSORS in names:
+        from tests.fuzz.compare import compare  # starts a JVM
+
+        status |= compare(arguments.cases, arguments.minutes * 60 * share, first)
     return status
 
 
