@@ -108,6 +108,10 @@ class Job(Base):
     history_max_checkpoints: Mapped[int] = mapped_column(server_default="500000")
     """Rows of so many of the newest checkpoints stay so long; those of older ones do not."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    former_name: Mapped[str | None]
+    """Of a job that was dropped; its name is its id then, so that another one may have this."""
+    dropped_at: Mapped[datetime | None]
+    """Since when its files and rows are being deleted."""
 
 
 class Run(Base):

@@ -69,3 +69,8 @@ GRANT DELETE ON
     cairn.placed_segments, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
     cairn.deletions
     TO cairn_maintainer;
+-- To rename a job, and to drop one; then its last rows go, too.
+GRANT UPDATE (name, former_name, dropped_at, current_epoch) ON cairn.jobs TO cairn_maintainer;
+GRANT DELETE ON
+    cairn.jobs, cairn.runs, cairn.state_variables, cairn.history_days, cairn.materialization_totals
+    TO cairn_maintainer;

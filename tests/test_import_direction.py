@@ -181,7 +181,8 @@ def test_only_the_deleter_deletes_objects() -> None:
         path
         for path, tree in modules().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in ("delete_many", "remove_directory")
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("delete_many", "remove_directory", "remove_empty")
     }
     # The store itself removes the probe that it has just written to see whether it may write.
     assert users == {"cairn/maintenance/deleter.py", "cairn/storage/store.py"}

@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 from sqlalchemy.exc import DBAPIError
 
 from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_message
-from cairn.cli import commands, inspect, metrics_command, savepoints, verify_command
+from cairn.cli import (
+    commands,
+    inspect,
+    job_commands,
+    metrics_command,
+    savepoints,
+    verify_command,
+)
 from cairn.cli.output import fail
 from cairn.errors import BadInputError, CairnError
 from metastore.enums import CheckpointStatus
@@ -80,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     cleanup.add_argument("--job", metavar="JOB", help="only this job")
     cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")
     cleanup.set_defaults(run=commands.cleanup)
+    job_commands.add_commands(commands_, common)
     savepoints.add_commands(commands_, common)
     metrics_command.add_command(commands_, common)
     verify_command.add_command(commands_, common)

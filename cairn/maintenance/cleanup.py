@@ -14,6 +14,8 @@ from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_histor
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, CleanupSnapshot, JobFacts, read_snapshot
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
+from cairn.maintenance.forget import forget_job
+from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from cairn.ownership.check import check_before_cleanup
@@ -49,14 +51,16 @@ class CleanupReport:
     trimmed_files: int
 
 
-def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> CleanupReport:
+def cleanup_job(
+    catalog: Catalog, job_name: str, *, dry_run: bool = False, progress: Progress = silent
+) -> CleanupReport:
     """Subsumes a job's old checkpoints, deletes the files that nothing needs, trims the history.
 
     Files are deleted once they have been condemned for `cairn.file-retention`, by whichever cleanup
     comes then. Deletes what an earlier cleanup left behind, too. Any number may run at once, also
     beside the job itself. A dry run changes nothing, in the metastore and in storage; where there
     is more to do than fits one plan (`cairn.catalog.cleanup.snapshot.PLAN_ROWS`), it reports the
-    first plan.
+    first plan. Of a job that was dropped it deletes all, its rows last.
 
     Raises:
         BadInputError: there is no such job, or `CAIRN_STORAGES` is not set.
@@ -71,13 +75,15 @@ def cleanup_job(catalog: Catalog, job_name: str, *, dry_run: bool = False) -> Cl
     plan = plan_subsumption(snapshot)
     if dry_run:
         return _forecast(catalog, snapshot, plan)
-    applied = _apply_plans(catalog, snapshot, plan)
+    applied = _apply_plans(catalog, snapshot, plan, progress)
     # Deleted last, from the intents and not from the plans: earlier cleanups may have left some.
-    deleted = delete_condemned(catalog, snapshot.job, store)
+    deleted = delete_condemned(catalog, snapshot.job, store, progress=progress)
     # After the files: a directory is removed only once all files in it are deleted.
     delete_directories(catalog, snapshot.job, store)
     trimmed = trim_job(catalog, snapshot.job)
     left = _left(catalog, snapshot.job)
+    if snapshot.job.is_dropped:
+        forget_job(catalog, snapshot.job, store, progress=progress)
     return CleanupReport(
         job=job_name,
         dry_run=False,
@@ -99,7 +105,9 @@ def _read(catalog: Catalog, job_name: str) -> CleanupSnapshot:
     return catalog.run(f"reading what job {job_name} keeps", lambda c: read_snapshot(c, job_name))
 
 
-def _apply_plans(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan) -> Applied:
+def _apply_plans(
+    catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionPlan, progress: Progress
+) -> Applied:
     """Applies a plan and those after it, until there is nothing to do; returns the changes."""
     job, subsumed, dead, condemned = snapshot.job, 0, 0, 0
     # Plan by plan, each bounded: one transaction for all of it would hold the job's lock for long.
@@ -108,6 +116,7 @@ def _apply_plans(catalog: Catalog, snapshot: CleanupSnapshot, plan: SubsumptionP
         subsumed += applied.subsumed_checkpoints
         dead += applied.dead_segments
         condemned += applied.condemned_files
+        progress("files condemned", applied.condemned_files)
         if applied == Applied(0, 0, 0):
             break  # another cleanup was faster
         plan = plan_subsumption(_read(catalog, job.name))

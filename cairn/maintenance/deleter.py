@@ -14,6 +14,7 @@ from cairn.catalog.cleanup.snapshot import JobFacts
 from cairn.catalog.job.directories import give_up_left, given_up_directories, record_removed
 from cairn.errors import RefusedError
 from cairn.layout import owns
+from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import require_allowed
 from cairn.ownership.check import require_owner
 from cairn.storage import ObjectStore
@@ -33,7 +34,13 @@ class Deleted:
     failed: int
 
 
-def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Deleted:
+def delete_condemned(
+    catalog: Catalog,
+    job: JobFacts,
+    store: ObjectStore,
+    *,
+    progress: Progress = silent,
+) -> Deleted:
     """Deletes every object of a job with an open intent that is older than `cairn.file-retention`.
 
     Those that a killed process left are included.
@@ -69,6 +76,7 @@ def delete_condemned(catalog: Catalog, job: JobFacts, store: ObjectStore) -> Del
         if errors:
             _warn_of_failed(job, errors)
         last = intents[-1]
+        progress("files deleted", len(gone))
     if files:
         facts = {"job": job.name, "files": files, "size_bytes": size_bytes}
         seconds = round(time.monotonic() - began_s, 3)
@@ -107,6 +115,19 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         )
         facts = {"job": job.name, "directories": len(removed)}
         _log.info("directories removed", extra=facts)
+
+
+def delete_root(job: JobFacts, store: ObjectStore) -> bool:
+    """Deletes the empty directories of a job whose files are all deleted, its root the last.
+
+    Returns False if an object is left that the metastore does not know; it is kept.
+
+    Raises:
+        RefusedError: the store is not one that this process may clean.
+        StorageError: the store failed; call again.
+    """
+    require_allowed(job, store.url)
+    return store.remove_empty(job.job_id)
 
 
 def _open_intents(

@@ -146,6 +146,9 @@ class PosixStore:
         """See `ObjectStore.remove_directory`."""
         directory = self._locate(path)
         self._check_inside(directory, path)
+        return self._remove(directory, path)
+
+    def _remove(self, directory: Path, path: str) -> bool:
         try:
             # Unfinished writes of killed processes would keep the directory for ever.
             for temp in directory.glob(f"{TEMP_PREFIX}*"):
@@ -160,6 +163,19 @@ class PosixStore:
             raise self._failed(error, "remove", path) from error
         self._sync_present([directory.parent])
         return True
+
+    def remove_empty(self, path: str) -> bool:
+        """See `ObjectStore.remove_empty`."""
+        top = self._locate(path)
+        self._check_inside(top, path)
+        self._require_root("remove", path)
+        try:
+            # From below, and no link is followed.
+            inside = [found for found, _, _ in os.walk(top, topdown=False, onerror=_raise_present)]
+        except OSError as error:
+            raise self._failed(error, "remove", path) from error
+        kept = [one for one in inside if not self._remove(Path(one), path)]
+        return not kept
 
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
@@ -344,3 +360,9 @@ def _sync(directory: Path) -> None:
 def _sort_key(entry: os.DirEntry[str]) -> str:
     """Sorts a directory where its objects belong: `a-b` is before `a/b`."""
     return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+
+
+def _raise_present(error: OSError) -> None:
+    # One that is gone has nothing in it.
+    if not isinstance(error, _ABSENT):
+        raise error

@@ -172,6 +172,11 @@ class S3Store:
         check_path(path)
         return True
 
+    def remove_empty(self, path: str) -> bool:
+        """See `ObjectStore.remove_empty`; S3 has no directories."""
+        check_path(path)
+        return next(iter(self.list(f"{path}/")), None) is None
+
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)

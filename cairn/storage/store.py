@@ -119,6 +119,14 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def remove_empty(self, path: str) -> bool:
+        """Removes a directory without objects in it and below; only the deleter may call this.
+
+        The remains of unfinished writes go, too. Returns False, and keeps what leads to an object,
+        if there is one; True if there is none.
+        """
+        ...
+
     def check_writable(self) -> None:
         """Writes an object, reads it back, tries to overwrite it and removes it.
 

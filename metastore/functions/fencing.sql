@@ -20,7 +20,12 @@ BEGIN
         PERFORM pg_advisory_xact_lock_shared(hashtextextended(job, 0));
     END IF;
     -- A statement of its own, whose snapshot is taken when the lock is held.
-    SELECT * INTO STRICT found FROM cairn.jobs WHERE job_id = job;
+    SELECT * INTO found FROM cairn.jobs WHERE job_id = job;
+    IF found.job_id IS NULL THEN
+        PERFORM cairn.refuse_fenced(
+            'the metastore has no job with the id ' || job || ' any more: it was dropped', '{}'
+        );
+    END IF;
     RETURN found;
 END $$;
 
@@ -38,6 +43,14 @@ DECLARE
     seen timestamptz;
     ended timestamptz;
 BEGIN
+    IF of_job.dropped_at IS NOT NULL THEN
+        PERFORM cairn.refuse_fenced(
+            'the job was dropped at ' || to_char(of_job.dropped_at AT TIME ZONE 'UTC',
+                'YYYY-MM-DD HH24:MI') || ' UTC, and its state is being deleted. Start the query '
+            'again with a new checkpointLocation: it is a new job then',
+            jsonb_build_object('job', of_job.former_name)
+        );
+    END IF;
     IF of_job.current_epoch <> run_epoch AND NOT (may_begin AND of_job.current_epoch < run_epoch) THEN
         PERFORM cairn.refuse_fenced(
             'run ' || run_epoch || ' was replaced by run ' || of_job.current_epoch,

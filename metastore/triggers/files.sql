@@ -43,7 +43,9 @@ BEGIN
     THEN
         code := 'CA002';
         said := 'size_bytes (but for sealed files that grow) of a row never change';
-    ELSIF OLD.status <> 'CONDEMNED' AND NEW.status = 'CONDEMNED' AND NEW.live_segments > 0 THEN
+    ELSIF OLD.status <> 'CONDEMNED' AND NEW.status = 'CONDEMNED' AND NEW.live_segments > 0
+        AND NOT cairn.is_dropped(NEW.job_id)
+    THEN
         said := 'a file with live segments cannot be condemned';
     ELSIF NEW.live_segments > OLD.live_segments AND NEW.status IN ('CONDEMNED', 'DELETED') THEN
         said := 'no segment can be made in a condemned or deleted file';

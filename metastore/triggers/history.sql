@@ -1,25 +1,39 @@
 -- History: rows can be deleted that nothing needs any more, and none of the last hour, in which a
--- request, a plan or an attempt that was held up may still ask for them.
+-- request, a plan or an attempt that was held up may still ask for them. Of a job that was dropped,
+-- whose files are deleted, nobody may ask any more.
 CREATE OR REPLACE FUNCTION cairn.refuse_trim() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
+    IF (
+        TG_TABLE_NAME IN (
+            'checkpoints', 'history_days', 'maintenance_runs', 'materialization_totals', 'runs',
+            'state_variables'
+        )
+        OR (TG_TABLE_NAME = 'physical_files' AND to_jsonb(OLD) ->> 'status' = 'DELETED')
+    ) AND cairn.is_dropped(OLD.job_id) THEN
+        RETURN OLD;
+    END IF;
     RAISE EXCEPTION USING ERRCODE = 'CA007', MESSAGE =
         TG_TABLE_NAME || ': ' || TG_ARGV[0] || ' [' || cairn.about(to_jsonb(OLD)) || ']';
 END $$;
 
+CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.jobs FOR EACH ROW
+WHEN (OLD.dropped_at IS NULL)
+EXECUTE FUNCTION cairn.refuse_trim('only one that was dropped can be deleted');
+
 -- Epochs fence, and the ids of runs tell the lineage of local state.
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.runs FOR EACH ROW
-EXECUTE FUNCTION cairn.refuse_trim('a run is never deleted');
+EXECUTE FUNCTION cairn.refuse_trim('a run is deleted with its job only');
 
 -- Binary keys have their ids.
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.state_variables FOR EACH ROW
-EXECUTE FUNCTION cairn.refuse_trim('a state variable is never deleted');
+EXECUTE FUNCTION cairn.refuse_trim('a state variable is deleted with its job only');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.history_days FOR EACH ROW
-EXECUTE FUNCTION cairn.refuse_trim('sums of trimmed rows are never deleted');
+EXECUTE FUNCTION cairn.refuse_trim('sums of trimmed rows are deleted with their job only');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.materialization_totals FOR EACH ROW
-EXECUTE FUNCTION cairn.refuse_trim('sums of materializations are never deleted');
+EXECUTE FUNCTION cairn.refuse_trim('sums of materializations are deleted with their job only');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.checkpoints FOR EACH ROW
 WHEN ((
@@ -34,7 +48,7 @@ BEGIN
     IF (
         SELECT max(checkpoint_id) FROM cairn.checkpoints
         WHERE job_id = OLD.job_id AND status = 'CONFIRMED'
-    ) > OLD.checkpoint_id IS NOT TRUE THEN
+    ) > OLD.checkpoint_id IS NOT TRUE AND NOT cairn.is_dropped(OLD.job_id) THEN
         RAISE EXCEPTION USING ERRCODE = 'CA007', MESSAGE =
             'checkpoints: only one that is older than a CONFIRMED one can be deleted ['
             || cairn.about(to_jsonb(OLD)) || ']';
@@ -48,14 +62,16 @@ EXECUTE FUNCTION cairn.refuse_newest();
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_commit() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
-    IF OLD.status = 'LIVE' OR EXISTS (
+    IF EXISTS (
         SELECT FROM cairn.physical_files WHERE file_id = OLD.file_id AND status <> 'DELETED'
-    ) OR EXISTS (
-        SELECT FROM cairn.checkpoints
-        WHERE job_id = OLD.job_id
-          AND checkpoint_id = OLD.checkpoint_id
-          AND status NOT IN ('SUBSUMED', 'ABORTED')
-    ) THEN
+    ) OR ((
+        OLD.status = 'LIVE' OR EXISTS (
+            SELECT FROM cairn.checkpoints
+            WHERE job_id = OLD.job_id
+              AND checkpoint_id = OLD.checkpoint_id
+              AND status NOT IN ('SUBSUMED', 'ABORTED')
+        )
+    ) AND NOT cairn.is_dropped(OLD.job_id)) THEN
         RAISE EXCEPTION USING ERRCODE = 'CA007', MESSAGE =
             'group_commits: only one of a checkpoint that has ended, which is not LIVE and whose '
             'file is DELETED, can be deleted [' || cairn.about(to_jsonb(OLD)) || ']';
@@ -69,9 +85,9 @@ EXECUTE FUNCTION cairn.refuse_needed_commit();
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_segment() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
-    IF OLD.status = 'LIVE' OR EXISTS (
+    IF EXISTS (
         SELECT FROM cairn.physical_files WHERE file_id = OLD.file_id AND status <> 'DELETED'
-    ) THEN
+    ) OR (OLD.status = 'LIVE' AND NOT cairn.is_dropped(OLD.job_id)) THEN
         RAISE EXCEPTION USING ERRCODE = 'CA007', MESSAGE =
             'placed_segments: only a DEAD one whose file is DELETED can be deleted ['
             || cairn.about(to_jsonb(OLD)) || ']';
@@ -102,7 +118,7 @@ BEGIN
         WHERE job_id = OLD.job_id
           AND status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
           AND OLD.path = job_id || '/chk-' || checkpoint_id || '/_metadata'
-    )) THEN
+    ) AND NOT cairn.is_dropped(OLD.job_id)) THEN
         RAISE EXCEPTION USING ERRCODE = 'CA007', MESSAGE =
             'physical_files: one whose upload has a file that is not DELETED, or the manifest of a '
             'checkpoint that is retained, cannot be deleted [' || cairn.about(to_jsonb(OLD)) || ']';

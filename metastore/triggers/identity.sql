@@ -9,11 +9,11 @@ END $$;
 
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.jobs FOR EACH ROW
 WHEN (
-    (OLD.job_id, OLD.name, OLD.storage, OLD.max_parallelism, OLD.key_schema)
+    (OLD.job_id, OLD.storage, OLD.max_parallelism, OLD.key_schema)
     IS DISTINCT FROM
-    (NEW.job_id, NEW.name, NEW.storage, NEW.max_parallelism, NEW.key_schema)
+    (NEW.job_id, NEW.storage, NEW.max_parallelism, NEW.key_schema)
 )
-EXECUTE FUNCTION cairn.refuse_identity('job_id, name, storage, max_parallelism, key_schema');
+EXECUTE FUNCTION cairn.refuse_identity('job_id, storage, max_parallelism, key_schema');
 
 -- Who owns a root is told by these rows and by objects in storage, which never change either.
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.metastore FOR EACH ROW

@@ -8,6 +8,9 @@ DECLARE
 BEGIN
     SELECT status INTO found FROM cairn.checkpoints
     WHERE (job_id, checkpoint_id) = (NEW.job_id, NEW.checkpoint_id) FOR SHARE;
+    IF cairn.is_dropped(NEW.job_id) THEN
+        found := 'of a dropped job';
+    END IF;
     IF found IS DISTINCT FROM 'CONFIRMED' THEN
         RAISE EXCEPTION USING ERRCODE = 'CA005', MESSAGE =
             'pins: only a CONFIRMED checkpoint can be pinned [' || cairn.about(to_jsonb(NEW))

@@ -3,7 +3,8 @@
 --   run registered), max_parallelism, num_retained, query_id (Spark's), checkpoints (COMPLETED or
 --   CONFIRMED), last_checkpoint and last_completed_at (of the newest of these), created_at,
 --   run_state: 'running'; 'ended', at ended_at; 'lost' if there was no sign of life since seen_at
---   for an hour. While any run that may write is running, that is the state.
+--   for an hour. While any run that may write is running, that is the state. 'dropped' of a job
+--   whose files and rows are being deleted since dropped_at; it was called former_name.
 -- Read by: `cairn jobs`, and by people who look for a job's name.
 CREATE OR REPLACE VIEW cairn.v_jobs AS
 SELECT
@@ -20,6 +21,7 @@ SELECT
     c.last_completed_at,
     j.created_at,
     CASE
+        WHEN j.dropped_at IS NOT NULL THEN 'dropped'
         WHEN EXISTS (
             SELECT FROM cairn.runs
             WHERE runs.job_id = j.job_id
@@ -30,7 +32,9 @@ SELECT
         WHEN r.epoch IS NOT NULL THEN 'lost'
     END AS run_state,
     r.seen_at,
-    r.ended_at
+    r.ended_at,
+    j.former_name,
+    j.dropped_at
 FROM cairn.jobs AS j
 LEFT JOIN LATERAL (
     SELECT runs.epoch, runs.parallelism, runs.seen_at, runs.ended_at

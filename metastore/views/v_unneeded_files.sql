@@ -18,6 +18,8 @@ SELECT
     f.condemned_at,
     CASE
         WHEN f.status = 'CONDEMNED' THEN 'condemned, waits for its deletion'
+        WHEN f.job_id IN (SELECT jobs.job_id FROM cairn.jobs WHERE jobs.dropped_at IS NOT NULL)
+            THEN 'its job was dropped'
         WHEN f.status = 'SEALED' THEN 'sealed, and holds no live segment'
         WHEN f.epoch < (SELECT jobs.current_epoch FROM cairn.jobs WHERE jobs.job_id = f.job_id)
             THEN 'its writer, run ' || f.epoch || ', was replaced and can never seal it'
@@ -43,7 +45,11 @@ FROM cairn.physical_files AS f
 WHERE f.status <> 'DELETED'
   AND (
     f.status = 'CONDEMNED'
-    OR (f.status = 'SEALED' AND f.live_segments = 0)
+    OR (f.status = 'SEALED' AND (
+        f.live_segments = 0
+        -- As a list, which is read once. What is WRITING is of a run that was replaced.
+        OR f.job_id IN (SELECT jobs.job_id FROM cairn.jobs WHERE jobs.dropped_at IS NOT NULL)
+    ))
     OR (
         f.status = 'WRITING'
         AND (
@@ -86,6 +92,8 @@ WHERE f.status <> 'DELETED'
                       AND later.finished_at IS NOT NULL
                       AND later.error IS NULL
                   )
+                -- Asked for each file, by index: as a hash it would read the whole table.
+                OFFSET 0
             ))
             OR EXISTS (
                 SELECT FROM cairn.physical_files AS winner

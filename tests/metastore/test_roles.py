@@ -43,6 +43,8 @@ TRIMMED = {
     "deletions",
 }
 """Whose rows leave the metastore when nothing needs them any more."""
+DROPPED = {"jobs", "runs", "state_variables", "history_days", "materialization_totals"}
+"""Whose rows leave it with their job only."""
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 
 
@@ -84,6 +86,7 @@ def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
 def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table: str) -> None:
     every_column = {column.name for column in Base.metadata.tables[f"cairn.{table}"].columns}
     allowed = {
+        "jobs": {"name", "former_name", "dropped_at", "current_epoch"},
         "checkpoints": {"status", "ended_at"},
         "physical_files": {"status", "condemned_at", "deleted_at"},
         "placed_segments": {"status"},
@@ -96,7 +99,7 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
     assert updatable(rows, "cairn_maintainer", table) == allowed.get(table, set())
     its_own = table in ("maintenance_runs", "deletions")
     assert may(rows, "cairn_maintainer", "INSERT", table) is its_own
-    assert may(rows, "cairn_maintainer", "DELETE", table) is (table in TRIMMED)
+    assert may(rows, "cairn_maintainer", "DELETE", table) is (table in TRIMMED | DROPPED)
     assert not may(rows, "cairn_maintainer", "TRUNCATE, TRIGGER", table)
 
 

@@ -26,6 +26,7 @@ VERBS: dict[str, Callable[[ObjectStore, str], object]] = {
     "list": lambda store, path: list(store.list(f"{path}/")),
     "delete_many": lambda store, path: store.delete_many([PATH, path]),
     "remove_directory": lambda store, path: store.remove_directory(path),
+    "remove_empty": lambda store, path: store.remove_empty(path),
 }
 
 
@@ -260,6 +261,19 @@ def test_a_store_that_cannot_append_says_so_and_changes_nothing(moto_url: str) -
         store.append(PATH, len(CONTENT), [b"more"])
     assert (caught.value.file, caught.value.offset) == (PATH, len(CONTENT))
     assert store.get(PATH) == CONTENT
+
+
+def test_a_job_root_is_removed_whole_and_takes_no_object_with_it(store: ObjectStore) -> None:
+    store.put("job-1/tm/1/a.seg", [b"x"])
+    store.put("job-1/shared/a.seg", [b"x"])
+    store.put("job-10/a.seg", [b"x"])
+    store.delete_many(["job-1/shared/a.seg"])
+    assert not store.remove_empty("job-1")
+    assert paths(store) == ["job-1/tm/1/a.seg", "job-10/a.seg"]
+    store.delete_many(["job-1/tm/1/a.seg"])
+    assert store.remove_empty("job-1")
+    assert store.remove_empty("job-1"), "it is gone"
+    assert paths(store) == ["job-10/a.seg"]
 
 
 def test_a_directory_that_is_removed_takes_no_object_with_it(store: ObjectStore) -> None:

@@ -30,7 +30,7 @@ class Trimmed:
 
 
 # Of two cleanups of a job, one trims at a time. Not the job's lock, which batches wait for.
-_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:job_id, 1))")
+LOCK_HISTORY = text("SELECT pg_advisory_xact_lock(hashtextextended(:job_id, 1))")
 
 # What ended before this moment is trimmed. By the database's clock, and never the last hour, in
 # which a request, a plan or an attempt that was held up may still come.
@@ -128,7 +128,7 @@ _OF_CHECKPOINTS = tuple(
 )
 """In the order of their references."""
 
-_OF_FILES = tuple(
+OF_FILES = tuple(
     text(f"DELETE FROM cairn.{table} WHERE file_id = ANY (:ids)").bindparams(_FILE_IDS)  # noqa: S608
     for table in ("placed_segments", "deletions", "physical_files")
 )
@@ -193,7 +193,7 @@ def trim_history(connection: Connection, job_id: str) -> Trimmed:
 
     Where it returns no rows, there is nothing to trim.
     """
-    connection.execute(_LOCK, {"job_id": job_id})
+    connection.execute(LOCK_HISTORY, {"job_id": job_id})
     facts = {"job_id": job_id, "horizon": _horizon(connection, job_id)}
     checkpoints = _checkpoints(connection, facts, TRIM_ROWS)
     rows = 0
@@ -204,7 +204,7 @@ def trim_history(connection: Connection, job_id: str) -> Trimmed:
     # After the group commits that name them.
     files = _files(connection, facts, TRIM_ROWS)
     if files:
-        rows += sum(connection.execute(s, {"ids": files}).rowcount for s in _OF_FILES)
+        rows += sum(connection.execute(s, {"ids": files}).rowcount for s in OF_FILES)
     rows += sum(
         connection.execute(statement, {**facts, "most": TRIM_ROWS}).rowcount
         for statement in _OTHERS

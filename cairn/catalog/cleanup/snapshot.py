@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -11,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     Connection,
     DateTime,
+    Row,
     Text,
     Uuid,
     column,
@@ -25,7 +27,7 @@ from cairn.catalog.cleanup.needs import any_uuid, is_needed, is_pinned, multiran
 from cairn.catalog.job.segments import read_one_instant
 from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
-from metastore.models import SCHEMA, Checkpoint, PhysicalFile, PlacedSegment
+from metastore.models import SCHEMA, Checkpoint, Job, PhysicalFile, PlacedSegment
 
 PLAN_ROWS = 500
 """Most rows of one table in a snapshot: who applies a plan keeps the job's batches waiting."""
@@ -58,6 +60,7 @@ class JobFacts:
     num_retained: int
     file_retention_ms: int
     current_epoch: int
+    is_dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +142,7 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
     """
     # One snapshot for all reads: a file's live segments must be those that the segments say.
     read_one_instant(connection)
-    row = find_job(connection, job_name)
-    job = JobFacts(
-        job_id=row.job_id,
-        name=row.name,
-        storage=row.storage,
-        num_retained=row.num_retained,
-        file_retention_ms=row.file_retention_ms,
-        current_epoch=row.current_epoch,
-    )
+    job = _facts_of(find_job(connection, job_name))
     checkpoints, horizon = _retained_checkpoints(connection, job)
     subsumed = set(subsumed_of(checkpoints, job.num_retained))
     # What these need would fill the limits below, and hide what can die.
@@ -165,6 +160,25 @@ def read_snapshot(connection: Connection, job_name: str) -> CleanupSnapshot:
         commits=commits,
         sealed_files=_sealed_files(connection, job, sorted(holding), PLAN_ROWS - len(unneeded)),
         unneeded_files=unneeded,
+    )
+
+
+def read_job(connection: Connection, job_id: str) -> JobFacts | None:
+    """Returns the facts of a job by its id; None if there is none."""
+    query = select(Job.__table__).where(Job.job_id == job_id)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else _facts_of(row)
+
+
+def _facts_of(row: Row[Any]) -> JobFacts:
+    return JobFacts(
+        job_id=row.job_id,
+        name=row.name,
+        storage=row.storage,
+        num_retained=row.num_retained,
+        file_retention_ms=row.file_retention_ms,
+        current_epoch=row.current_epoch,
+        is_dropped=row.dropped_at is not None,
     )
 
 

@@ -22,6 +22,7 @@ def renew_lease(connection: Connection, run: RunRef) -> Lease | None:
     current = select(Job.current_epoch).where(Job.job_id == run.job_id).scalar_subquery()
     renewed = connection.execute(
         update(Run)
+        # A dropped job's current epoch is above all of its runs.
         .where(Run.run_id == run.run_id, Run.job_id == run.job_id, Run.epoch >= current)
         .values(seen_at=func.now(), ended_at=null())
         .returning(Run.query_id)

@@ -135,7 +135,14 @@ def _locked_job(connection: Connection, registration: Registration) -> Row[*tupl
         )
         .on_conflict_do_nothing(index_elements=[Job.name])
     )
-    return find_job(connection, registration.job, locked=True)
+    job = find_job(connection, registration.job, locked=True)
+    if job.dropped_at is not None:
+        raise RefusedError(
+            "the job was dropped, and its state is being deleted; a new job cannot have its name, "
+            f"which is the id of the one that was called {job.former_name!r}",
+            job=registration.job,
+        )
+    return job
 
 
 def _max_parallelism_if_new(registration: Registration) -> int:

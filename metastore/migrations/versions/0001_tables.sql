@@ -25,6 +25,8 @@ CREATE TABLE cairn.jobs (
     history_retention_ms BIGINT DEFAULT '604800000' NOT NULL,
     history_max_checkpoints BIGINT DEFAULT '500000' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    former_name TEXT,
+    dropped_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_jobs PRIMARY KEY (job_id),
     CONSTRAINT ck_jobs__num_retained_enough CHECK (num_retained >= 2),
     CONSTRAINT ck_jobs__file_retention_sane CHECK (file_retention_ms BETWEEN 0 AND 315360000000),

@@ -1,0 +1,445 @@
+"""Dropping and renaming a job: what goes, what is refused, and under kill -9 at every commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, make_url, text
+
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.cleanup.drop import DELETED_ROWS, TABLES, rename_job
+from cairn.catalog.job.run_ends import record_run_end, renew_lease
+from cairn.catalog.savepoints.pins import remove_pins
+from cairn.cli import main
+from cairn.errors import BadInputError, FencedError, RefusedError
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.drop import DropReport, drop_job, find_job_to_drop
+from cairn.savepoints.write_manifest import pin
+from cairn.storage.posix import PosixStore
+from metastore.enums import PinKind
+from metastore.models import Base
+from tests.runtime.file_rows import objects, rows
+from tests.runtime.merging_stream import Stream
+from tests.runtime.tasks import new_run
+
+
+@pytest.fixture
+def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Stream:
+    """A query that has made some checkpoints, and has ended."""
+    made = Stream(metastore_url, tmp_storage, str(tmp_path / "local"))
+    made.restart(parallelism=2)
+    for number in range(4):
+        made.batch(materializes=number == 2)
+    end(made)
+    return made
+
+
+class Dies(PosixStore):
+    """A store whose writer dies once its bytes are there."""
+
+    def put(self, path: str, chunks: Any) -> None:
+        super().put(path, chunks)
+        raise InterruptedError
+
+
+def as_role(stream: Stream, role: str) -> Catalog:
+    url = make_url(stream.url).update_query_dict({"options": f"-c role={role}"})
+    return Catalog(url.render_as_string(hide_password=False))
+
+
+def end(stream: Stream) -> None:
+    stream.plan.catalog.run("testing", lambda c: record_run_end(c, stream.plan.ref))
+
+
+def drop(stream: Stream, name: str = "words", *, dry_run: bool = False) -> DropReport:
+    catalog = stream.plan.catalog
+    return drop_job(catalog, find_job_to_drop(catalog, name), dry_run=dry_run)
+
+
+def sql(stream: Stream, statement: str) -> None:
+    with stream.plan.catalog.begin() as connection:
+        connection.execute(
+            text(statement), {"job": stream.plan.job_id} if ":job" in statement else {}
+        )
+
+
+def everything(stream: Stream) -> dict[str, list[str]]:
+    """Returns every row of the metastore's tables, by table, as text."""
+    return {
+        str(table): sorted(
+            rows(stream.plan, f"SELECT CAST(to_jsonb(t) AS text) FROM {table} AS t")  # noqa: S608
+        )
+        for table in Base.metadata.sorted_tables
+    }
+
+
+def rows_of_job(stream: Stream) -> dict[str, int]:
+    """Returns how many rows each table has of the job, but for those without any."""
+    of_job = [t for t in Base.metadata.sorted_tables if "job_id" in t.columns]
+    counted = {
+        str(t): rows(stream.plan, f"SELECT count(*) FROM {t} WHERE job_id = :job")[0]  # noqa: S608
+        for t in of_job
+    }
+    return {name: count for name, count in counted.items() if count}
+
+
+def root(stream: Stream) -> Path:
+    return Path(stream.storage.removeprefix("file://")) / stream.plan.job_id
+
+
+def test_a_dropped_job_leaves_no_object_no_directory_and_no_row(stream: Stream) -> None:
+    files = len(objects(stream.plan))
+    report = drop(stream)
+    assert report.is_gone
+    assert (report.files, report.left_files) == (files, 0)
+    assert report.rows > files
+    assert rows_of_job(stream) == {}
+    assert not root(stream).exists()
+
+
+def test_every_table_with_rows_of_a_job_is_deleted_from() -> None:
+    of_job = {t.name for t in Base.metadata.sorted_tables if "job_id" in t.columns}
+    assert set(TABLES) == of_job
+    assert TABLES[-1] == "jobs"
+
+
+def test_another_job_keeps_everything(stream: Stream, tmp_path: Path) -> None:
+    plan = new_run(stream.url, stream.storage, str(tmp_path / "other"), job="other")
+    other = Stream(stream.url, stream.storage, str(tmp_path / "other"))
+    other.plan = plan
+    other.batch()
+    before = objects(plan), rows_of_job(other)
+    drop(stream)
+    assert (objects(plan), rows_of_job(other)) == before
+    other.batch()
+    other.assert_whole()
+
+
+def test_a_dry_run_counts_and_changes_nothing(stream: Stream) -> None:
+    before = everything(stream), objects(stream.plan)
+    report = drop(stream, dry_run=True)
+    assert (everything(stream), objects(stream.plan)) == before
+    assert (report.dry_run, report.is_gone) == (True, False)
+    assert report.files == len(objects(stream.plan))
+    assert report.size_bytes == sum(objects(stream.plan).values())
+    assert report.rows == sum(rows_of_job(stream).values())
+
+
+def test_a_job_with_a_run_that_is_alive_is_neither_dropped_nor_renamed(stream: Stream) -> None:
+    stream.restart(parallelism=2)  # a plan that is built, and may be started
+    before = everything(stream)
+    for dry_run in (True, False):
+        with pytest.raises(RefusedError, match=r"run 2 is alive.*Stop its query.*after .* UTC"):
+            drop(stream, dry_run=dry_run)
+    with pytest.raises(RefusedError, match="run 2 is alive, so the job is not renamed"):
+        rename(stream, "words", "letters")
+    assert everything(stream) == before
+    end(stream)
+    assert drop(stream).is_gone
+
+
+def test_a_job_whose_run_was_lost_is_dropped_after_its_lease(stream: Stream) -> None:
+    stream.restart(parallelism=2)
+    stream.batch()
+    sql(stream, "UPDATE cairn.runs SET seen_at = seen_at - interval '61 min'")
+    assert drop(stream).is_gone
+
+
+def test_a_pinned_job_is_dropped_once_its_pins_are_removed(stream: Stream) -> None:
+    catalog = stream.plan.catalog
+    pinned = pin(catalog, "words", None, kind=PinKind.SAVEPOINT, name="keep")
+    with pytest.raises(RefusedError, match=f"checkpoints {pinned.checkpoint_id} are pinned"):
+        drop(stream)
+    assert rows_of_job(stream)
+    catalog.run("testing", lambda c: remove_pins(c, "words", [pinned.pin_id]))
+    assert drop(stream).is_gone
+    assert not root(stream).exists()
+
+
+def test_whoever_asks_a_living_or_pinned_job_is_not_dropped(stream: Stream) -> None:
+    dropped = "UPDATE cairn.jobs SET dropped_at = now(), current_epoch = 9 WHERE job_id = :job"
+    stream.restart(parallelism=2)
+    with pytest.raises(Exception, match="a run that is not over"):
+        sql(stream, dropped)
+    end(stream)
+    with pytest.raises(Exception, match="above all of its runs"):
+        sql(stream, dropped.replace("9", "2"))
+    sql(
+        stream,
+        "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind) SELECT"
+        " gen_random_uuid(), job_id, max(checkpoint_id), 'pin' FROM cairn.checkpoints"
+        " WHERE status = 'CONFIRMED' GROUP BY job_id",
+    )
+    with pytest.raises(Exception, match="a pinned checkpoint cannot be dropped"):
+        sql(stream, dropped)
+
+
+def test_nobody_pins_or_takes_back_what_was_dropped(stream: Stream) -> None:
+    wait_for_retention(stream)
+    drop(stream)
+    with pytest.raises(Exception, match="of a dropped job"):
+        sql(
+            stream,
+            "INSERT INTO cairn.pins (pin_id, job_id, checkpoint_id, kind) SELECT"
+            " gen_random_uuid(), job_id, max(checkpoint_id), 'pin' FROM cairn.checkpoints"
+            " WHERE status = 'CONFIRMED' GROUP BY job_id",
+        )
+    with pytest.raises(Exception, match="of a dropped job never change"):
+        sql(stream, "UPDATE cairn.jobs SET dropped_at = NULL WHERE job_id = :job")
+
+
+def test_the_rows_of_a_job_that_was_not_dropped_stay(stream: Stream) -> None:
+    for table, said in (
+        ("jobs", "only one that was dropped"),
+        ("runs", "with its job only"),
+        ("group_commits", "of a checkpoint that has ended"),
+    ):
+        with pytest.raises(Exception, match=said):
+            sql(stream, f"DELETE FROM cairn.{table}")  # noqa: S608 - fixed names
+
+
+# ------------------------------------------------------------------ what waits
+
+
+def wait_for_retention(stream: Stream) -> None:
+    """Makes condemned files of the job wait, as they do by default."""
+    sql(stream, "UPDATE cairn.jobs SET file_retention_ms = 3600000 WHERE job_id = :job")
+
+
+def test_objects_wait_for_their_retention_and_any_cleanup_ends_the_drop(stream: Stream) -> None:
+    wait_for_retention(stream)
+    files = objects(stream.plan)
+    report = drop(stream)
+    assert not report.is_gone
+    assert (report.left_files, report.waiting_files) == (len(files), len(files))
+    assert report.next_delete_at is not None
+    assert objects(stream.plan) == files
+    assert not drop(stream).is_gone, "asked for by the name that it had"
+    sql(stream, "UPDATE cairn.jobs SET file_retention_ms = 0 WHERE job_id = :job")
+    cleanup_job(stream.plan.catalog, stream.plan.job_id)
+    assert rows_of_job(stream) == {}
+    assert not root(stream).exists()
+
+
+def test_the_name_is_free_at_once_for_a_job_of_its_own(stream: Stream, tmp_path: Path) -> None:
+    wait_for_retention(stream)
+    drop(stream)
+    first = stream.plan
+    again = Stream(stream.url, stream.storage, str(tmp_path / "again"))
+    again.restart(parallelism=2)
+    assert again.plan.job_id != first.job_id
+    again.batch()
+    with pytest.raises(RefusedError, match="run 1 is alive"):
+        drop(stream)
+    assert drop(stream, first.job_id).job == "words"
+    sql(stream, "UPDATE cairn.jobs SET file_retention_ms = 0 WHERE job_id = :job")
+    assert drop(stream, first.job_id).is_gone
+    again.batch()
+    again.assert_whole()
+
+
+def test_no_job_is_registered_under_the_id_of_a_dropped_one(stream: Stream, tmp_path: Path) -> None:
+    wait_for_retention(stream)
+    drop(stream)
+    with pytest.raises(RefusedError, match="was dropped, and its state is being deleted"):
+        new_run(stream.url, stream.storage, str(tmp_path), job=stream.plan.job_id)
+
+
+def test_a_run_that_goes_on_after_its_job_was_dropped_writes_nothing(stream: Stream) -> None:
+    stream.restart(parallelism=2)
+    late = [task.steps() for task in stream.tasks()]
+    for steps in late:
+        while next(steps) != "asked":
+            pass
+    sql(stream, "UPDATE cairn.runs SET seen_at = seen_at - interval '2 h'")
+    wait_for_retention(stream)
+    drop(stream)
+    with pytest.raises(FencedError, match="the job was dropped at"):
+        list(late[1])
+    assert stream.plan.catalog.run("x", lambda c: renew_lease(c, stream.plan.ref)) is None
+    sql(stream, "UPDATE cairn.jobs SET file_retention_ms = 0 WHERE job_id = :job")
+    assert drop(stream).is_gone
+    with pytest.raises(FencedError, match="has no job with the id"):
+        stream.batch()
+    assert objects(stream.plan) == {}
+
+
+def test_an_intent_that_is_young_keeps_the_job_until_its_object_cannot_appear(
+    stream: Stream,
+) -> None:
+    stream.restart(parallelism=2)
+    with pytest.raises(InterruptedError):
+        stream.task(0, store=Dies(Path(stream.storage.removeprefix("file://")))).run()
+    end(stream)
+    report = drop(stream)
+    assert (report.is_gone, report.left_files, report.waiting_files) == (False, 1, 0)
+    stream.let_writes_end()
+    assert drop(stream).is_gone
+
+
+def test_an_object_that_no_row_knows_keeps_the_job_and_is_kept(stream: Stream) -> None:
+    strange = root(stream) / "shared" / "strange.seg"
+    strange.parent.mkdir(exist_ok=True)
+    strange.write_bytes(b"?")
+    report = drop(stream)
+    assert (report.is_gone, report.left_files, report.unknown_objects) == (False, 0, 1)
+    assert strange.read_bytes() == b"?"
+    strange.unlink()
+    assert drop(stream).is_gone
+
+
+def test_the_maintainers_role_drops_and_renames_and_the_writers_does_not(stream: Stream) -> None:
+    rename(stream, "words", "letters", role="cairn_maintainer")
+    job = find_job_to_drop(stream.plan.catalog, "letters")
+    with pytest.raises(BadInputError, match="permission denied"):
+        drop_job(as_role(stream, "cairn_writer"), job)
+    assert drop_job(as_role(stream, "cairn_maintainer"), job).is_gone
+    assert rows_of_job(stream) == {}
+
+
+def test_a_large_job_is_deleted_in_steps(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.catalog.cleanup.drop.DELETED_ROWS", 2)
+    told: dict[str, int] = {}
+
+    def progress(what: str, count: int) -> None:
+        told[what] = told.get(what, 0) + count
+
+    catalog = stream.plan.catalog
+    report = drop_job(catalog, find_job_to_drop(catalog, "words"), progress=progress)
+    assert report.is_gone
+    assert told["files condemned"] == told["files deleted"] == report.files
+    assert told["rows deleted"] >= report.rows
+    assert DELETED_ROWS > 2
+
+
+# ------------------------------------------------------------------ kill -9
+
+
+@contextmanager
+def dying_at_commit(number: int) -> Iterator[None]:
+    """Ends what runs right before a commit, as a kill does."""
+    left = [number]
+
+    def count(_: object) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise InterruptedError
+
+    event.listen(Engine, "commit", count)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "commit", count)
+
+
+def test_killed_before_any_commit_the_next_call_goes_on(stream: Stream) -> None:
+    catalog, job = stream.plan.catalog, find_job_to_drop(stream.plan.catalog, "words")
+    for number in range(1, 100):
+        try:
+            with dying_at_commit(number):
+                drop_job(catalog, job)
+        except InterruptedError:
+            continue
+        break
+    assert number > 10
+    assert rows_of_job(stream) == {}
+    assert not root(stream).exists()
+
+
+def test_killed_between_two_deletes_the_next_call_goes_on(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete_many = PosixStore.delete_many
+
+    def dies(store: PosixStore, paths: Sequence[str]) -> dict[str, str]:
+        delete_many(store, paths[:1])
+        raise InterruptedError
+
+    monkeypatch.setattr(PosixStore, "delete_many", dies)
+    with pytest.raises(InterruptedError):
+        drop(stream)
+    monkeypatch.undo()
+    assert rows_of_job(stream)
+    assert drop(stream).is_gone
+    assert not root(stream).exists()
+
+
+# ------------------------------------------------------------------ renaming
+
+
+def rename(stream: Stream, old: str, new: str, role: str = "postgres") -> None:
+    catalog = as_role(stream, role)
+    job_id = find_job_to_drop(catalog, old).job_id
+    catalog.run("testing", lambda c: rename_job(c, job_id, new))
+
+
+def test_a_renamed_job_goes_on_under_its_new_name_with_its_state(
+    stream: Stream, tmp_path: Path
+) -> None:
+    rename(stream, "words", "letters")
+    rename_again = find_job_to_drop(stream.plan.catalog, "letters").job_id
+    assert rename_again == stream.plan.job_id
+    local = str(tmp_path / "local")
+    stream.plan = new_run(stream.url, stream.storage, local, job="letters", parallelism=2)
+    assert stream.plan.job_id == rename_again
+    stream.batch()
+    stream.assert_whole()
+
+
+def test_a_query_that_starts_under_the_old_name_is_refused_at_its_first_batch(
+    stream: Stream,
+) -> None:
+    rename(stream, "words", "letters")
+    stream.restart(parallelism=2)
+    with pytest.raises(RefusedError, match="batch"):
+        stream.batch()
+
+
+def test_a_name_that_is_taken_or_that_no_job_may_have_is_refused(
+    stream: Stream, tmp_path: Path
+) -> None:
+    new_run(stream.url, stream.storage, str(tmp_path / "o"), job="other")
+    with pytest.raises(BadInputError, match="there is a job 'other' already"):
+        rename(stream, "words", "other")
+    for name in ("", "a\nb", "x" * 256):
+        with pytest.raises(BadInputError, match="1 to 255 printable characters"):
+            rename(stream, "words", name)
+    rename(stream, "words", "words")
+
+
+# ------------------------------------------------------------------ the commands
+
+
+def test_the_command_drops_a_job_and_says_what_is_left_on_executors(
+    stream: Stream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--metastore", stream.url, "--json"]
+    assert main(["drop", "words", "--dry-run", *arguments]) == 0
+    [report] = json.loads(capsys.readouterr().out)
+    assert (report["dry_run"], report["is_gone"]) == (True, False)
+    assert main(["drop", "words", *arguments]) == 0
+    captured = capsys.readouterr()
+    [report] = json.loads(captured.out)
+    assert report["is_gone"]
+    assert f"remove {stream.plan.job_id}/ below their cairn.local-dir" in captured.err
+    assert main(["drop", "words", *arguments]) == 2
+    assert "no job 'words'" in capsys.readouterr().err
+
+
+def test_the_command_says_what_waits(stream: Stream, capsys: pytest.CaptureFixture[str]) -> None:
+    wait_for_retention(stream)
+    assert main(["drop", "words", "--metastore", stream.url]) == 0
+    assert "files wait until they have been condemned" in capsys.readouterr().err
+    assert main(["jobs", "--metastore", stream.url]) == 0
+    assert "dropped" in capsys.readouterr().out
+
+
+def test_the_command_renames_a_job(stream: Stream, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rename", "words", "letters", "--metastore", stream.url]) == 0
+    assert main(["rename", "words", "letters", "--metastore", stream.url]) == 2
+    assert "no job 'words'; there are: letters" in capsys.readouterr().err
