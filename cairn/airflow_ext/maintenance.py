@@ -49,7 +49,7 @@ def jobs_to_clean(job: str | None) -> list[str]:
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
     from cairn.catalog.jobs import job_names  # noqa: PLC0415
 
-    with _airflow_errors():
+    with airflow_errors():
         return [job] if job else find_catalog().run("listing the jobs", job_names)
 
 
@@ -63,7 +63,7 @@ def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
     from cairn.maintenance.cleanup import cleanup_job  # noqa: PLC0415
 
-    with _airflow_errors():
+    with airflow_errors():
         report = cleanup_job(find_catalog(), job, dry_run=dry_run)
     log.info("%s", report)
     # Not the cleanup's error: the rest is deleted, and Airflow's retry tries these again.
@@ -90,7 +90,7 @@ def total(reports: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 @contextmanager
-def _airflow_errors() -> Iterator[None]:
+def airflow_errors() -> Iterator[None]:
     """Makes errors that trying again cannot help fail the task at once."""
     try:
         yield

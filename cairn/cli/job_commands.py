@@ -16,12 +16,11 @@ from cairn.catalog.jobs import find_job
 from cairn.catalog.migrate import require_current
 from cairn.cli.commands import print_rows
 from cairn.cli.output import progress_bars
-from cairn.maintenance.drop import DropReport, drop_job, find_job_to_drop
+from cairn.maintenance.drop import DropReport, drop_job, find_job_to_drop, refuse_unknown
 from cairn.maintenance.progress import Progress
 
 _TIMEOUT_MS = 60_000
 _STORE_FAILED = 3
-_REFUSED = 4
 
 _DROP_COLUMNS = {
     "job": "job",
@@ -80,13 +79,7 @@ def _say_what_is_left(report: DropReport) -> int:
             file=sys.stderr,
         )
         return _STORE_FAILED
-    if report.unknown_objects and not report.is_gone:
-        print(
-            f"error: {report.root}/ has {report.unknown_objects} objects that the metastore does "
-            "not know. Look whose they are, delete them, and drop the job again",
-            file=sys.stderr,
-        )
-        return _REFUSED
+    refuse_unknown(report)
     if not report.is_gone:
         print(
             f"{report.left_files} files wait until they have been condemned for "

@@ -10,6 +10,7 @@ from datetime import datetime
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.drop import JobToDrop, Size, job_to_drop, mark_dropped, size_of
 from cairn.catalog.cleanup.snapshot import JobFacts, read_job
+from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
@@ -96,6 +97,20 @@ def drop_job(
     )
     _log.info("job dropped", extra=asdict(report))
     return report
+
+
+def refuse_unknown(report: DropReport) -> None:
+    """Raises if objects keep a job that the metastore does not know.
+
+    Raises:
+        RefusedError: there are some; somebody has to look whose they are.
+    """
+    if report.unknown_objects and not report.is_gone:
+        raise RefusedError(
+            f"{report.root}/ has {report.unknown_objects} objects that the metastore does not "
+            "know, so the job stays. Look whose they are, delete them, and drop it again",
+            job=report.job,
+        )
 
 
 def _size(catalog: Catalog, job: JobToDrop) -> Size:

@@ -95,11 +95,11 @@ def migrate(folder: str) -> None:
 
 
 def run(folder: str, given: Any) -> dict[str, Any]:
-    """Runs the cleanup Dag here and now; returns its state and its task instances'."""
+    """Runs a Dag, by default the cleanup, here and now; returns its state and its tasks'."""
     from airflow.dag_processing.dagbag import DagBag
 
     os.environ["AIRFLOW__CORE__DAG_RUN_CONF_OVERRIDES_PARAMS"] = str(given["overrides_params"])
-    done = DagBag(folder).dags[DAG_ID].test(run_conf=given["conf"])
+    done = DagBag(folder).dags[given.get("dag", DAG_ID)].test(run_conf=given["conf"])
     states = {f"{task.task_id}[{task.map_index}]": task.state for task in done.get_task_instances()}
     return {"state": done.state, "tasks": states}
 
