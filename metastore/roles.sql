@@ -72,5 +72,6 @@ GRANT DELETE ON
 -- To rename a job, and to drop one; then its last rows go, too.
 GRANT UPDATE (name, former_name, dropped_at, current_epoch) ON cairn.jobs TO cairn_maintainer;
 GRANT DELETE ON
-    cairn.jobs, cairn.runs, cairn.state_variables, cairn.history_days, cairn.materialization_totals
+    cairn.jobs, cairn.runs, cairn.state_variables, cairn.history_days,
+    cairn.materialization_totals, cairn.ownerships
     TO cairn_maintainer;

@@ -14,7 +14,7 @@ from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_histor
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, CleanupSnapshot, JobFacts, read_snapshot
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
-from cairn.maintenance.forget import forget_job
+from cairn.maintenance.forget import forget_job, has_left
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
@@ -71,7 +71,9 @@ def cleanup_job(
     snapshot = _read(catalog, job_name)
     # First: a job that somebody else has made up is not even planned.
     store = open_allowed(snapshot.job)
-    check_before_cleanup(catalog, store, snapshot.job.job_id)
+    # Of a dropped job without files only the root is left, which may have no owner any more.
+    if not snapshot.job.is_dropped or has_left(catalog, snapshot.job):
+        check_before_cleanup(catalog, store, snapshot.job.job_id)
     plan = plan_subsumption(snapshot)
     if dry_run:
         return _forecast(catalog, snapshot, plan)

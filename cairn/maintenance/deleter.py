@@ -13,10 +13,10 @@ from cairn.catalog.cleanup.deletions import DeleteIntent, open_intents, record_o
 from cairn.catalog.cleanup.snapshot import JobFacts
 from cairn.catalog.job.directories import give_up_left, given_up_directories, record_removed
 from cairn.errors import RefusedError
-from cairn.layout import owns
+from cairn.layout import generation_of, owns
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import require_allowed
-from cairn.ownership.check import require_owner
+from cairn.ownership.check import require_last_owner, require_owner
 from cairn.storage import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -117,17 +117,22 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         _log.info("directories removed", extra=facts)
 
 
-def delete_root(job: JobFacts, store: ObjectStore) -> bool:
-    """Deletes the empty directories of a job whose files are all deleted, its root the last.
+def delete_root(catalog: Catalog, job: JobFacts, store: ObjectStore) -> bool:
+    """Deletes the owner objects and empty directories of a dropped job whose files are all deleted.
 
-    Returns False if an object is left that the metastore does not know; it is kept.
+    Returns False, and keeps the owner objects, if there is any other object.
 
     Raises:
-        RefusedError: the store is not one that this process may clean.
+        RefusedError: the store is not one that this process may clean, or the root is another
+            metastore's by now.
         StorageError: the store failed; call again.
     """
     require_allowed(job, store.url)
-    return store.remove_empty(job.job_id)
+    owners = [stored.path for stored in store.list(f"{job.job_id}/")]
+    if any(generation_of(path) is None for path in owners):
+        return False
+    require_last_owner(catalog, store, job.job_id)
+    return not store.delete_many(owners) and store.remove_empty(job.job_id)
 
 
 def _open_intents(

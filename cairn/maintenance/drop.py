@@ -12,9 +12,10 @@ from cairn.catalog.cleanup.drop import JobToDrop, Size, job_to_drop, mark_droppe
 from cairn.catalog.cleanup.snapshot import JobFacts, read_job
 from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.forget import holds_unknown
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
-from cairn.storage import ObjectStore
+from cairn.ownership.check import check_before_cleanup
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,9 @@ def drop_job(
     if facts is None:
         return _report(job, None, Size(files=0, size_bytes=0, rows=0), dry_run=dry_run)
     store = open_allowed(facts)
+    # Before the mark, which cannot be taken back.
+    if not facts.is_dropped:
+        check_before_cleanup(catalog, store, job.job_id)
     catalog.run(f"dropping job {job.name}", lambda c: mark_dropped(c, job.job_id, dry_run=dry_run))
     size = _size(catalog, job)
     if dry_run:
@@ -93,7 +97,7 @@ def drop_job(
         waiting_files=cleaned.waiting_files,
         next_delete_at=cleaned.next_delete_at,
         failed_deletes=cleaned.failed_deletes,
-        unknown_objects=0 if left.files else _objects(store, job),
+        unknown_objects=0 if left.files else holds_unknown(store, job.job_id),
     )
     _log.info("job dropped", extra=asdict(report))
     return report
@@ -115,10 +119,6 @@ def refuse_unknown(report: DropReport) -> None:
 
 def _size(catalog: Catalog, job: JobToDrop) -> Size:
     return catalog.run(f"measuring job {job.name}", lambda c: size_of(c, job.job_id))
-
-
-def _objects(store: ObjectStore, job: JobToDrop) -> int:
-    return sum(1 for _ in store.list(f"{job.job_id}/"))
 
 
 def _report(

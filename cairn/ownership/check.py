@@ -49,6 +49,19 @@ def require_owner(catalog: Catalog, store: ObjectStore, job_id: str) -> None:
         raise refusal(found)
 
 
+def require_last_owner(catalog: Catalog, store: ObjectStore, job_id: str) -> None:
+    """Checks that no other metastore owns the root of a job whose ownership was given up here.
+
+    Raises:
+        RefusedError: the newest owner object is another metastore's.
+        StoreFailedError, CorruptSegmentError: see `look_up`.
+    """
+    found = _look_up(catalog, store, job_id)
+    mine = (found.facts.metastore_id, found.facts.database_id)
+    if found.owner is not None and (found.owner.metastore_id, found.owner.database_id) != mine:
+        raise refusal(found)
+
+
 def check_before_cleanup(catalog: Catalog, store: ObjectStore, job_id: str) -> None:
     """The same, once for a cleanup, with whether storage has more than this metastore knows.
 

@@ -6,8 +6,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
     IF (
         TG_TABLE_NAME IN (
-            'checkpoints', 'history_days', 'maintenance_runs', 'materialization_totals', 'runs',
-            'state_variables'
+            'checkpoints', 'history_days', 'maintenance_runs', 'materialization_totals',
+            'ownerships', 'runs', 'state_variables'
         )
         OR (TG_TABLE_NAME = 'physical_files' AND to_jsonb(OLD) ->> 'status' = 'DELETED')
     ) AND cairn.is_dropped(OLD.job_id) THEN
@@ -28,6 +28,10 @@ EXECUTE FUNCTION cairn.refuse_trim('a run is deleted with its job only');
 -- Binary keys have their ids.
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.state_variables FOR EACH ROW
 EXECUTE FUNCTION cairn.refuse_trim('a state variable is deleted with its job only');
+
+-- They tell a storage that is not mounted from one that is empty.
+CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.ownerships FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_trim('an ownership is deleted with its job only');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.history_days FOR EACH ROW
 EXECUTE FUNCTION cairn.refuse_trim('sums of trimmed rows are deleted with their job only');

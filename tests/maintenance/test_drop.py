@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, event, make_url, text
@@ -16,10 +18,12 @@ from cairn.catalog.cleanup.drop import DELETED_ROWS, TABLES, rename_job
 from cairn.catalog.job.run_ends import record_run_end, renew_lease
 from cairn.catalog.savepoints.pins import remove_pins
 from cairn.cli import main
-from cairn.errors import BadInputError, FencedError, RefusedError
+from cairn.errors import BadInputError, FencedError, RefusedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.drop import DropReport, drop_job, find_job_to_drop
+from cairn.ownership.objects import newest_generation, read_owner, write_owner
 from cairn.savepoints.write_manifest import pin
+from cairn.storage import open_store
 from cairn.storage.posix import PosixStore
 from metastore.enums import PinKind
 from metastore.models import Base
@@ -148,6 +152,36 @@ def test_a_job_whose_run_was_lost_is_dropped_after_its_lease(stream: Stream) -> 
     stream.batch()
     sql(stream, "UPDATE cairn.runs SET seen_at = seen_at - interval '61 min'")
     assert drop(stream).is_gone
+
+
+def test_a_job_whose_root_is_another_metastores_is_not_even_marked(stream: Stream) -> None:
+    store = open_store(stream.storage)
+    job_id = stream.plan.job_id
+    mine = read_owner(store, job_id, newest_generation(store, job_id))
+    taken = replace(
+        mine, metastore_id=str(uuid4()), ownership_id=str(uuid4()), generation=mine.generation + 1
+    )
+    write_owner(store, job_id, taken)
+    before = everything(stream), objects(stream.plan)
+    with pytest.raises(RefusedError, match=f"belongs to metastore {taken.metastore_id}"):
+        drop(stream)
+    assert (everything(stream), objects(stream.plan)) == before
+
+
+def test_a_storage_that_is_not_mounted_keeps_the_job(stream: Stream) -> None:
+    wait_for_retention(stream)
+    drop(stream)
+    sql(stream, "UPDATE cairn.jobs SET file_retention_ms = 0 WHERE job_id = :job")
+    there = Path(stream.storage.removeprefix("file://"))
+    there.rename(there.with_name("unmounted"))
+    there.mkdir()
+    with pytest.raises(StorageError, match="not mounted"):
+        drop(stream)
+    assert rows_of_job(stream)
+    there.rmdir()
+    there.with_name("unmounted").rename(there)
+    assert drop(stream).is_gone
+    assert not root(stream).exists()
 
 
 def test_a_pinned_job_is_dropped_once_its_pins_are_removed(stream: Stream) -> None:

@@ -43,7 +43,14 @@ TRIMMED = {
     "deletions",
 }
 """Whose rows leave the metastore when nothing needs them any more."""
-DROPPED = {"jobs", "runs", "state_variables", "history_days", "materialization_totals"}
+DROPPED = {
+    "jobs",
+    "runs",
+    "state_variables",
+    "history_days",
+    "materialization_totals",
+    "ownerships",
+}
 """Whose rows leave it with their job only."""
 ROLES = ["cairn_writer", "cairn_maintainer", "cairn_reader"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, TextClause, exists, func, select, text, update
+from sqlalchemy import Connection, Row, TextClause, delete, exists, func, select, text, update
 
 from cairn.catalog.cleanup.history import LOCK_HISTORY, OF_FILES
 from cairn.catalog.job.fencing import lock_job
@@ -17,7 +17,7 @@ from cairn.catalog.jobs import find_job
 from cairn.errors import BadInputError, RefusedError
 from cairn.layout import LONGEST_NAME, is_job_name
 from metastore.enums import DirectoryStatus, FileStatus
-from metastore.models import Directory, Job, PhysicalFile, Run
+from metastore.models import Directory, Job, Ownership, PhysicalFile, Run
 
 DELETED_ROWS = 5_000
 """Most rows of one transaction."""
@@ -178,6 +178,7 @@ TABLES = (
     "materializations",
     "upload_totals",
     "directories",
+    "ownerships",
     "checkpoints",
     "state_variables",
     "materialization_totals",
@@ -207,6 +208,16 @@ def has_objects(connection: Connection, job_id: str) -> bool:
             )
         )
     )
+
+
+def has_ownership(connection: Connection, job_id: str) -> bool:
+    """Tells whether this metastore has set out to own a job's root, and has not given it up."""
+    return bool(connection.scalar(select(exists().where(Ownership.job_id == job_id))))
+
+
+def end_ownerships(connection: Connection, job_id: str) -> None:
+    """Gives up the root of a dropped job, before the objects that say whose it is are deleted."""
+    connection.execute(delete(Ownership).where(Ownership.job_id == job_id))
 
 
 # Requests after the first name its file.
