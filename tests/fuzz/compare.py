@@ -47,4 +47,5 @@ def compare(cases: int | None, seconds: float, first: int) -> int:
 
 def _described(made: Case) -> str:
     form = "frames" if made.in_pandas else "rows"
-    return f"{form}, {'stream' if made.is_stream else 'batch'}, {made.mode}, TTL {made.ttl_ms}"
+    of = "stream" if made.is_stream else "batch"
+    return f"{form}, {of}, {made.mode}, TTL {made.ttl_ms}, {made.zone}"

@@ -13,6 +13,7 @@ from tests.conformance.engines import Engine
 from tests.fuzz.generated import INPUT, Case
 from tests.fuzz.processors import Doing, DoingInFrames
 
+_ZONE = "spark.sql.session.timeZone"
 HEAD = [
     StructField("key", StringType()),
     StructField("place", IntegerType()),
@@ -26,10 +27,15 @@ Found = list[dict[str | None, list[tuple[Any, ...]]]]
 def difference(case: Case, session: SparkSession, directory: Path, metastore_url: str) -> str:
     """Returns where the two engines differ first; empty text where they do not."""
     found = []
-    for name in ("spark", "cairn"):
-        of_engine = directory / f"{directory.name} {name}"  # the job is named after it
-        of_engine.mkdir(parents=True)
-        found.append(run(case, Engine(name, session, of_engine, metastore_url)))
+    before = str(session.conf.get(_ZONE))
+    session.conf.set(_ZONE, case.zone)
+    try:
+        for name in ("spark", "cairn"):
+            of_engine = directory / f"{directory.name} {name}"  # the job is named after it
+            of_engine.mkdir(parents=True)
+            found.append(run(case, Engine(name, session, of_engine, metastore_url)))
+    finally:
+        session.conf.set(_ZONE, before)
     by_spark, by_cairn = found
     if len(by_spark) != len(by_cairn):
         return f"Spark had {len(by_spark)} batches, Cairn {len(by_cairn)}"

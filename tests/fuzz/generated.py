@@ -62,6 +62,8 @@ class Case:
     ttl_ms: int | None
     columns: list[str]
     key_column: str
+    zone: str
+    """The session's time zone: one without summers, as pandas cannot tell their hours apart."""
     runs: list[tuple[int, list[list[dict[str, Any]]]]]
     """For each run of the query its parallelism, and the rows of its batches."""
 
@@ -89,6 +91,7 @@ def case(number: int, keys: int) -> Case:
         # One is over in the next batch, the other never: the engines' clocks differ.
         ttl_ms=random.choice([None, 1, CENTURY_MS]) if mode == "ProcessingTime" else None,
         columns=columns,
+        zone=random.choice(["UTC", "UTC", "Asia/Tokyo", "-03:30"]),
         key_column=random.choice(IN_KEYS_OF_FRAMES if in_pandas else IN_KEYS),
         runs=[
             (
