@@ -38,19 +38,26 @@ GRANT SELECT, INSERT ON cairn.ownerships TO cairn_writer;
 GRANT UPDATE (written_at) ON cairn.ownerships TO cairn_writer;
 GRANT SELECT ON cairn.ownerships TO cairn_maintainer;
 
-GRANT SELECT, INSERT, UPDATE ON
-    cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.placed_segments,
+-- By column, what a job's transactions change, so that the rest of a row is as it was made.
+GRANT SELECT, INSERT ON
+    cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
+    cairn.group_commits, cairn.physical_files, cairn.directories, cairn.placed_segments,
     cairn.materializations
     TO cairn_writer;
-GRANT SELECT, INSERT ON
-    cairn.physical_files, cairn.directories, cairn.pins, cairn.group_commits
-    TO cairn_writer;
+GRANT UPDATE (query_id, current_epoch, next_checkpoint_id, time_mode, num_retained,
+              file_retention_ms, history_retention_ms, history_max_checkpoints)
+    ON cairn.jobs TO cairn_writer;
+GRANT UPDATE (query_id, started_at, seen_at, ended_at) ON cairn.runs TO cairn_writer;
+GRANT UPDATE (value_schema, dropped_at) ON cairn.state_variables TO cairn_writer;
+GRANT UPDATE (status, completed_at, confirmed_at, ended_at) ON cairn.checkpoints TO cairn_writer;
+GRANT UPDATE (removed_at) ON cairn.pins TO cairn_writer;
 GRANT UPDATE (status, replaced_subtasks) ON cairn.group_commits TO cairn_writer;
-GRANT UPDATE (status, size_bytes, created_at, sealed_at, condemned_at)
-    ON cairn.physical_files TO cairn_writer;
+GRANT UPDATE (status, size_bytes, created_at, sealed_at) ON cairn.physical_files TO cairn_writer;
 GRANT UPDATE (status, epoch, claimed_at, unclaimed_at, deleted_at)
     ON cairn.directories TO cairn_writer;
-GRANT UPDATE (removed_at) ON cairn.pins TO cairn_writer;
+GRANT UPDATE (released_checkpoint) ON cairn.placed_segments TO cairn_writer;
+GRANT UPDATE (finished_at, error, kind, as_of_checkpoint, segments, entries, size_bytes)
+    ON cairn.materializations TO cairn_writer;
 
 GRANT SELECT ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
@@ -63,7 +70,9 @@ GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
 GRANT UPDATE (status, unclaimed_at, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
-GRANT INSERT, UPDATE ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;
+GRANT INSERT ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;
+GRANT UPDATE (status, result, finished_at) ON cairn.maintenance_runs TO cairn_maintainer;
+GRANT UPDATE (attempts, last_error, done_at) ON cairn.deletions TO cairn_maintainer;
 GRANT DELETE ON
     cairn.checkpoints, cairn.pins, cairn.group_commits, cairn.physical_files, cairn.directories,
     cairn.placed_segments, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,

@@ -175,13 +175,13 @@ BEGIN
         UPDATE cairn.checkpoints AS c SET status = 'CONFIRMED', confirmed_at = now()
         WHERE c.job_id = job AND c.checkpoint_id = parent.checkpoint_id;
     END IF;
-    IF of_job.current_epoch < run_epoch THEN
-        PERFORM cairn.begin_run(run);
-    END IF;
     -- From here on the older runs are fenced: each of their transactions compares the epoch.
     UPDATE cairn.jobs AS j
     SET current_epoch = run_epoch, next_checkpoint_id = of_job.next_checkpoint_id + 1
     WHERE j.job_id = job;
+    IF of_job.current_epoch < run_epoch THEN
+        PERFORM cairn.begin_run(run);
+    END IF;
     IF run.query_id IS DISTINCT FROM of_query OR run.started_at IS NULL OR run.ended_at IS NOT NULL
     THEN
         UPDATE cairn.runs AS r

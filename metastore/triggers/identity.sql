@@ -29,6 +29,30 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_identity('all but written_at, once set too,');
 
+-- Epochs fence, ids of checkpoints are given once, and a job has one query.
+CREATE OR REPLACE TRIGGER guard_backwards BEFORE UPDATE ON cairn.jobs FOR EACH ROW
+WHEN (
+    NEW.current_epoch < OLD.current_epoch
+    OR NEW.next_checkpoint_id < OLD.next_checkpoint_id
+    OR (OLD.query_id IS NOT NULL AND NEW.query_id IS DISTINCT FROM OLD.query_id)
+    OR (OLD.time_mode IS NOT NULL AND NEW.time_mode IS DISTINCT FROM OLD.time_mode)
+)
+EXECUTE FUNCTION cairn.refuse_identity(
+    'current_epoch and next_checkpoint_id (which grow), query_id and time_mode, once set,'
+);
+
+CREATE OR REPLACE TRIGGER guard_started BEFORE UPDATE ON cairn.runs FOR EACH ROW
+WHEN (OLD.started_at IS NOT NULL AND NEW.started_at IS DISTINCT FROM OLD.started_at)
+EXECUTE FUNCTION cairn.refuse_identity('started_at, once set,');
+
+CREATE OR REPLACE TRIGGER guard_moments BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
+WHEN (
+    (OLD.completed_at IS NOT NULL AND NEW.completed_at IS DISTINCT FROM OLD.completed_at)
+    OR (OLD.confirmed_at IS NOT NULL AND NEW.confirmed_at IS DISTINCT FROM OLD.confirmed_at)
+    OR (OLD.ended_at IS NOT NULL AND NEW.ended_at IS DISTINCT FROM OLD.ended_at)
+)
+EXECUTE FUNCTION cairn.refuse_identity('completed_at, confirmed_at and ended_at, once set,');
+
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.runs FOR EACH ROW
 WHEN (
     (OLD.job_id, OLD.epoch, OLD.run_id, OLD.parallelism)
@@ -48,13 +72,14 @@ EXECUTE FUNCTION cairn.refuse_identity('job_id, state_id, name, kind, user_key_s
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
 WHEN (
     (OLD.job_id, OLD.checkpoint_id, OLD.epoch, OLD.query_id, OLD.batch_id, OLD.parallelism,
-     OLD.parent_checkpoint)
+     OLD.parent_checkpoint, OLD.processing_ms, OLD.watermark_ms, OLD.max_event_ms)
     IS DISTINCT FROM
     (NEW.job_id, NEW.checkpoint_id, NEW.epoch, NEW.query_id, NEW.batch_id, NEW.parallelism,
-     NEW.parent_checkpoint)
+     NEW.parent_checkpoint, NEW.processing_ms, NEW.watermark_ms, NEW.max_event_ms)
 )
 EXECUTE FUNCTION cairn.refuse_identity(
-    'job_id, checkpoint_id, epoch, query_id, batch_id, parallelism, parent_checkpoint'
+    'job_id, checkpoint_id, epoch, query_id, batch_id, parallelism, parent_checkpoint, '
+    'processing_ms, watermark_ms, max_event_ms'
 );
 
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.pins FOR EACH ROW

@@ -22,8 +22,11 @@ END $$;
 CREATE OR REPLACE TRIGGER guard_confirmed BEFORE INSERT ON cairn.pins FOR EACH ROW
 EXECUTE FUNCTION cairn.refuse_pin();
 
-CREATE OR REPLACE FUNCTION cairn.refuse_pinned() RETURNS trigger
+-- The newest stay, pinned or not: as many as the job retains, by its newest run's option.
+CREATE OR REPLACE FUNCTION cairn.refuse_subsumed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+DECLARE
+    retained bigint;
 BEGIN
     IF EXISTS (
         SELECT FROM cairn.pins
@@ -33,9 +36,23 @@ BEGIN
             'checkpoints: a pinned checkpoint cannot be subsumed ['
             || cairn.about(to_jsonb(NEW)) || ']';
     END IF;
+    SELECT num_retained INTO retained FROM cairn.jobs WHERE job_id = NEW.job_id;
+    IF (
+        SELECT count(*) FROM (
+            SELECT FROM cairn.checkpoints
+            WHERE job_id = NEW.job_id
+              AND checkpoint_id > NEW.checkpoint_id
+              AND status = 'CONFIRMED'
+            LIMIT retained
+        ) AS newer
+    ) < retained THEN
+        RAISE EXCEPTION USING ERRCODE = 'CA005', MESSAGE =
+            'checkpoints: the newest ' || retained || ' that are confirmed cannot be subsumed ['
+            || cairn.about(to_jsonb(NEW)) || ']';
+    END IF;
     RETURN NEW;
 END $$;
 
-CREATE OR REPLACE TRIGGER guard_pinned BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
+CREATE OR REPLACE TRIGGER guard_subsumed BEFORE UPDATE ON cairn.checkpoints FOR EACH ROW
 WHEN (OLD.status <> 'SUBSUMED' AND NEW.status = 'SUBSUMED')
-EXECUTE FUNCTION cairn.refuse_pinned();
+EXECUTE FUNCTION cairn.refuse_subsumed();

@@ -116,6 +116,7 @@ class SyntheticJob:
                     entries=1,
                     first_checkpoint=first,
                     as_of_checkpoint=as_of,
+                    released_checkpoint=4 if first < 4 else None,
                 )
             )
 
@@ -139,9 +140,10 @@ class SyntheticJob:
                     job_id=self.job_id, epoch=epoch, run_id=uuid4(), parallelism=SUBTASKS
                 )
             )
+        # Before the checkpoints: no base is added to one that there is.
+        self._add_base(connection)
         for checkpoint_id in range(1, 7):
             self._add_checkpoint(connection, checkpoint_id, confirmed=checkpoint_id < 6)
-        self._add_base(connection)
         self._add_leftovers(connection)
 
     def _add_checkpoint(
@@ -171,11 +173,6 @@ class SyntheticJob:
         file_id = self.add_file(connection, path, segments=SUBTASKS)
         self.add_segments(connection, file_id, SegmentKind.KEYED_FULL, 4, 3)
         self.needed.add(path)
-        connection.execute(
-            update(PlacedSegment)
-            .where(PlacedSegment.job_id == self.job_id, PlacedSegment.first_checkpoint < 4)
-            .values(released_checkpoint=4)
-        )
 
     def _add_leftovers(self, connection: Connection) -> None:
         losing, fenced, in_flight, absent = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from cairn.catalog.cleanup.apply import Applied
 from cairn.catalog.cleanup.snapshot import JobFacts, read_snapshot
@@ -15,6 +15,7 @@ from cairn.maintenance.cleanup import apply_stored, record_plan
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from metastore.enums import SegmentKind
 from tests.maintenance.synthetic import SyntheticJob, dump
+from tests.metastore.rows import unguarded
 
 NOTHING = Applied(0, 0, 0)
 
@@ -88,12 +89,21 @@ def test_checkpoints_stay_that_were_pinned_since_and_the_others_are_subsumed(
     assert again.plan.is_empty
 
 
+def release(job: SyntheticJob, checkpoint: str) -> None:
+    """Changes the release of the segments of checkpoint 2, which the guards refuse."""
+
+    def work(connection: Connection) -> None:
+        statement = f"UPDATE cairn.placed_segments SET released_checkpoint = {checkpoint}"  # noqa: S608
+        with unguarded(connection, "placed_segments"):
+            of_job = text(f"{statement} WHERE job_id = :job AND first_checkpoint = 2")
+            connection.execute(of_job, {"job": job.job_id})
+
+    job.catalog.run("releasing", work)
+
+
 def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None:
     stored = Stored.of(job)
-    job.execute(
-        "UPDATE cairn.placed_segments SET released_checkpoint = NULL"
-        " WHERE job_id = :job AND first_checkpoint = 2"
-    )
+    release(job, "NULL")
     assert stored.apply() == Applied(
         job.SUBSUMED, dead_segments=job.DEAD - 2, condemned_files=job.DOOMED - 1
     )
@@ -101,10 +111,7 @@ def test_segments_stay_that_are_not_released_any_more(job: SyntheticJob) -> None
 
 def test_segments_stay_that_serve_a_checkpoint_for_longer_now(job: SyntheticJob) -> None:
     stored = Stored.of(job)
-    job.execute(
-        "UPDATE cairn.placed_segments SET released_checkpoint = 5"
-        " WHERE job_id = :job AND first_checkpoint = 2"
-    )
+    release(job, "5")
     assert stored.apply() == Applied(
         job.SUBSUMED, dead_segments=job.DEAD - 2, condemned_files=job.DOOMED - 1
     )

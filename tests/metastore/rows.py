@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID, uuid4
@@ -37,6 +39,26 @@ PATHS = {
     "maintenance_runs": ["PLANNED", "FAILED", "APPLIED"],
 }
 """A legal way through every table's states."""
+
+
+GUARDS = {
+    "checkpoints": "guard_subsumed",
+    "placed_segments": "guard_needed",
+    "group_commits": "guard_needed",
+}
+"""Of what a retained checkpoint needs."""
+
+
+@contextmanager
+def unguarded(connection: Connection, table: str) -> Iterator[None]:
+    """Lets rows of a table end although checkpoints need them, in an open transaction."""
+    guard = GUARDS.get(table)
+    if guard:
+        connection.execute(text(f"ALTER TABLE cairn.{table} DISABLE TRIGGER {guard}"))
+    yield
+    if guard:
+        connection.execute(text("RESET ROLE"))
+        connection.execute(text(f"ALTER TABLE cairn.{table} ENABLE TRIGGER {guard}"))
 
 
 @dataclass
@@ -291,7 +313,15 @@ class Rows:
             self.set_status(table, which, step)
 
     def set_status(self, table: type[Base], which: Any, status: str) -> None:
-        self.execute(update(table).where(which, self.own(table)).values(status=status))
+        """Changes a status as the protocol's order allows, whatever is retained."""
+        change = update(table).where(which, self.own(table)).values(status=status)
+        self.catalog.run("testing", lambda c: self.unguarded(c, table.__tablename__, change))
+
+    def unguarded(self, connection: Connection, table: str, change: Any) -> None:
+        """Executes a change, whatever is retained."""
+        with unguarded(connection, table):
+            connection.execute(text(f"SET LOCAL ROLE {self.role}"))
+            connection.execute(change)
 
     def counters(self, file_id: UUID) -> tuple[int, int]:
         columns = select(PhysicalFile.live_segments, PhysicalFile.live_bytes)

@@ -123,8 +123,8 @@ def test_schema_of_an_unknown_revision_is_neither_used_nor_migrated(metastore_ur
 def test_installing_the_definitions_again_restores_what_was_changed(metastore_url: str) -> None:
     with Catalog(metastore_url).begin() as connection:
         before = definitions(connection)
-        connection.execute(text("DROP TRIGGER guard_pinned ON cairn.checkpoints"))
-        connection.execute(text("DROP FUNCTION cairn.refuse_pinned"))
+        connection.execute(text("DROP TRIGGER guard_subsumed ON cairn.checkpoints"))
+        connection.execute(text("DROP FUNCTION cairn.refuse_subsumed"))
         connection.execute(text("DROP VIEW cairn.v_pins"))
         connection.execute(text("REVOKE SELECT ON cairn.v_jobs FROM cairn_reader"))
         assert definitions(connection) != before

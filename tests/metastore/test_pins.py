@@ -116,7 +116,8 @@ def test_only_a_confirmed_checkpoint_can_be_pinned_whoever_asks(rows: Rows, stat
 
 
 def test_a_pinned_checkpoint_cannot_be_subsumed_whoever_asks(rows: Rows) -> None:
-    rows.checkpoint(1, "CONFIRMED")
+    for checkpoint_id in (1, 2, 3, 4):
+        rows.checkpoint(checkpoint_id, "CONFIRMED")
     pin_id = rows.pin(1)
     statement = SUBSUME.bindparams(job_id=rows.job_id, checkpoint_id=1)
     with pytest.raises(RefusedError, match="a pinned checkpoint cannot be subsumed"):

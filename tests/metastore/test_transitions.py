@@ -97,7 +97,7 @@ def test_a_status_changes_only_in_the_legal_ways(
     which = make(rows, table, old)
     step = update(table).where(which, rows.own(table)).values(status=new, **sealed_size(table, new))
     if (old, new) in LEGAL[table]:
-        rows.execute(step)
+        rows.catalog.run("testing", lambda c: rows.unguarded(c, table.__tablename__, step))
         [row] = rows.execute(select(table.__table__.c.status).where(which, rows.own(table)))
         assert row["status"] == new
     else:

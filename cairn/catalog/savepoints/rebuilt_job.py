@@ -129,9 +129,10 @@ def insert_job(connection: Connection, job: RebuiltJob, run_id: UUID) -> None:
         _add_run(connection, run, run.epoch, UUID(run.run_id))
     _add_run(connection, newest, epoch, run_id)
     adopt_states(connection, newest.job_id, newest.job, newest.variables)
-    _add_checkpoints(connection, job)
     ref = RunRef(job=newest.job, job_id=newest.job_id, epoch=epoch, run_id=str(run_id))
+    # Before the checkpoints: no base is added to one that there is.
     _add_files(connection, job, ref)
+    _add_checkpoints(connection, job)
 
 
 def refuse_known(connection: Connection, newest: Manifest) -> None:
