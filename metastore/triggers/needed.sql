@@ -6,25 +6,44 @@
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_death() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
-    died text;
+    changed record;
     retained int8multirange;
     needed jsonb;
 BEGIN
-    FOR died IN
-        SELECT DISTINCT after.job_id FROM old_rows AS before JOIN new_rows AS after USING (segment_id)
-        WHERE before.status = 'LIVE' AND after.status = 'DEAD'
+    FOR changed IN
+        SELECT
+            after.job_id,
+            bool_or(after.status = 'DEAD' AND before.status = 'LIVE') AS some_died,
+            bool_or(before.released_checkpoint IS NOT NULL)
+                FILTER (WHERE before.released_checkpoint IS DISTINCT FROM after.released_checkpoint)
+                AS some_again,
+            min(after.released_checkpoint)
+                FILTER (WHERE before.released_checkpoint IS DISTINCT FROM after.released_checkpoint)
+                AS released_checkpoint
+        FROM old_rows AS before JOIN new_rows AS after USING (segment_id)
+        GROUP BY after.job_id
     LOOP
+        IF changed.some_again OR changed.released_checkpoint < (
+            SELECT j.next_checkpoint_id FROM cairn.jobs AS j WHERE j.job_id = changed.job_id
+        ) THEN
+            RAISE EXCEPTION USING ERRCODE = 'CA009', MESSAGE =
+                'placed_segments: a segment is released once, and from the next checkpoint on '
+                || '[job id ' || changed.job_id || coalesce(
+                    ', from checkpoint ' || changed.released_checkpoint || ' on', ''
+                ) || ']';
+        END IF;
+        CONTINUE WHEN NOT changed.some_died;
         retained := (
             SELECT coalesce(range_agg(int8range(c.checkpoint_id, c.checkpoint_id, '[]')), '{}')
             FROM cairn.checkpoints AS c
-            WHERE c.job_id = died AND c.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
+            WHERE c.job_id = changed.job_id AND c.status IN ('IN_PROGRESS', 'COMPLETED', 'CONFIRMED')
         );
         needed := (
             SELECT to_jsonb(after)
             FROM old_rows AS before JOIN new_rows AS after USING (segment_id)
             WHERE before.status = 'LIVE'
               AND after.status = 'DEAD'
-              AND after.job_id = died
+              AND after.job_id = changed.job_id
               AND cairn.is_needed(after.first_checkpoint, after.released_checkpoint, retained)
             LIMIT 1
         );
@@ -34,20 +53,6 @@ BEGIN
                 || cairn.about(needed) || ']';
         END IF;
     END LOOP;
-    needed := (
-        SELECT to_jsonb(after)
-        FROM old_rows AS before JOIN new_rows AS after USING (segment_id)
-        WHERE before.released_checkpoint IS DISTINCT FROM after.released_checkpoint
-          AND (before.released_checkpoint IS NOT NULL OR after.released_checkpoint < (
-            SELECT j.next_checkpoint_id FROM cairn.jobs AS j WHERE j.job_id = after.job_id
-          ))
-        LIMIT 1
-    );
-    IF needed IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'CA009', MESSAGE =
-            'placed_segments: a segment is released once, and from the next checkpoint on ['
-            || cairn.about(needed) || ']';
-    END IF;
     RETURN NULL;
 END $$;
 

@@ -217,6 +217,7 @@ def test_the_newest_checkpoints_stay_by_their_number_however_new(
     )
     for status in ("COMPLETED", "CONFIRMED", "SUBSUMED"):
         job.sql(
+            "SET LOCAL session_replication_role = replica;"  # although they are the newest
             "UPDATE cairn.checkpoints SET status = :status, ended_at = began_at + interval '5 s'"
             " WHERE job_id = :job AND checkpoint_id BETWEEN 2 AND 1501",
             status=status,

@@ -123,10 +123,12 @@ def test_group_commits_that_no_base_covers_stay_whatever_the_plan_says(steps: St
     for batch_id in range(3):
         steps.whole_batch(epoch, batch_id)
     steps.sql(
+        "SET LOCAL session_replication_role = replica;"
         "UPDATE cairn.checkpoints SET status = 'ABORTED' WHERE job_id = :job"
         " AND status = 'COMPLETED'"
     )
     steps.sql(
+        "SET LOCAL session_replication_role = replica;"
         "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE job_id = :job"
         " AND status = 'CONFIRMED'"
     )
@@ -143,6 +145,7 @@ def test_group_commits_that_a_retained_checkpoint_needs_stay_whatever_the_plan_s
     steps.begin(batch)
     steps.install(batch, steps.base(batch, 3, (0, MAX_PARALLELISM)))
     steps.sql(
+        "SET LOCAL session_replication_role = replica;"
         "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE job_id = :job AND checkpoint_id < 3"
     )
     assert forged(steps) == Applied(0, 0, 0), "the base counts from checkpoint 5 on"

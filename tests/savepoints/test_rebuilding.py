@@ -65,6 +65,8 @@ def test_every_checkpoint_with_a_manifest_comes_back_with_its_state(
 
 
 def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, other_url: str) -> None:
+    for table in ("placed_segments", "group_commits"):
+        lost.sql(f"ALTER TABLE cairn.{table} DISABLE TRIGGER guard_needed")
     lost.sql("UPDATE cairn.placed_segments SET status = 'DEAD' WHERE first_checkpoint > 6")
     lost.sql("UPDATE cairn.group_commits SET status = 'DEAD' WHERE checkpoint_id > 6")
     before = lost.sql(LIVE)

@@ -285,7 +285,10 @@ def test_a_checkpoint_that_was_subsumed_after_it_was_read_gets_no_manifest(query
     for batch_id in range(2):
         query.batch(batch_id)
     manifest = query.do(lambda c: describe_checkpoint(c, query.plan.job_id, 1))
-    query.sql("UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE checkpoint_id = 1")
+    query.sql(
+        "SET LOCAL session_replication_role = replica;"
+        "UPDATE cairn.checkpoints SET status = 'SUBSUMED' WHERE checkpoint_id = 1"
+    )
     with pytest.raises(RefusedError, match=r"only a CONFIRMED checkpoint.*is SUBSUMED"):
         query.do(lambda c: intend_manifest(c, manifest))
     assert statuses(query) == []
