@@ -62,6 +62,18 @@ def test_every_checkpoint_with_a_manifest_comes_back_with_its_state(
         assert back.state(checkpoint_id) == remembered(checkpoint_id)
     names = back.sql("SELECT checkpoint_id, name FROM cairn.v_pins ORDER BY 1")
     assert names == [(n, "rebuilt") for n in range(1, 7)]
+    assert back.sql("SELECT run_state FROM cairn.v_jobs") == [("ended",)]
+
+
+def test_a_renamed_job_comes_back_by_the_name_in_its_newest_manifest(
+    lost: Query, other_url: str
+) -> None:
+    lost.sql("UPDATE cairn.runs SET ended_at = now()")
+    lost.sql("UPDATE cairn.jobs SET name = 'letters'")
+    for batch_id in (7, 8):
+        lost.batch(batch_id)
+    [job] = rebuild(Catalog(other_url), lost.storage).jobs
+    assert (job.job, job.checkpoints) == ("letters", 8)
 
 
 def test_live_bytes_are_those_that_the_lost_metastore_counted(lost: Query, other_url: str) -> None:

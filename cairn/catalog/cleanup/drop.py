@@ -150,8 +150,9 @@ def refuse_living(connection: Connection, job: Row[Any], what: str) -> None:
     living = connection.execute(_LIVING, {"job_id": job.job_id}).one_or_none()
     if living is not None:
         raise RefusedError(
-            f"run {living.epoch} is alive, so the job is not {what}. Stop its query: its driver "
-            "notes that within some seconds. If the driver is gone, this can be done after "
+            f"run {living.epoch} is alive, so the job is not {what}. Stop its query, or the driver "
+            "that has built its plan: that is noted within a minute. If the driver is gone, this "
+            "can be done after "
             f"{living.until:%Y-%m-%d %H:%M:%S} UTC, an hour after the run's last sign of life",
             job=job.name,
         )

@@ -192,6 +192,8 @@ def _add_run(connection: Connection, of: Manifest, epoch: int, run_id: UUID) -> 
             parallelism=of.parallelism,
             query_id=of.query_id or None,
             started_at=func.now(),
+            # It stands for runs of the lost metastore, which are fenced.
+            ended_at=func.now(),
         )
     )
 

@@ -29,6 +29,7 @@ LOOK_S = 10.0
 """How often the queries are looked at."""
 RENEW_S = 60.0
 """How often a lease is renewed, which ends after an hour (`metastore/functions/ends.sql`)."""
+_SOON_S = 120.0
 _TIMEOUT_MS = 10_000
 _LEAVE_S = 5.0
 """How long a driver that exits may note the ends of its runs."""
@@ -43,6 +44,7 @@ class _Watched:
     catalog: Catalog
     active: ActiveQueries
     query_id: str | None = None
+    added_s: float
     renewed_s: float = 0.0
     is_over: bool = False
 
@@ -58,7 +60,9 @@ class RunWatch:
         """Watches a run from now on, until a newer one has replaced it."""
         brief = replace(catalog, timeout_ms=min(catalog.timeout_ms, _TIMEOUT_MS))
         with self._lock:
-            self._runs[run.run_id] = _Watched(run=run, catalog=brief, active=active)
+            self._runs[run.run_id] = _Watched(
+                run=run, catalog=brief, active=active, added_s=time.monotonic()
+            )
 
     def look(self, *, is_last: bool = False) -> None:
         """Looks at every run once: renews its lease if that is due, notes its end if it is over.
@@ -108,8 +112,11 @@ class RunWatch:
 
 
 def _is_due(one: _Watched) -> bool:
-    # Until it has begun, its query is not known, and so not its end.
-    return one.query_id is None or time.monotonic() - one.renewed_s > RENEW_S
+    now_s = time.monotonic()
+    # Until it has begun, its query is not known, and so not its end. Most plans begin soon; those
+    # that were only built, perhaps many, are not asked for so often.
+    begins_soon = one.query_id is None and now_s - one.added_s < _SOON_S
+    return begins_soon or now_s - one.renewed_s > RENEW_S
 
 
 _watch = RunWatch()
@@ -122,10 +129,11 @@ def watch_run(run: RunRef, catalog: Catalog, session: SparkSession) -> None:
     _watch.add(run, catalog, lambda: {str(query.id) for query in session.streams.active})
     with _starting:
         if not _threads:
+            atexit.register(_watch.look, is_last=True)
+        if not any(thread.is_alive() for thread in _threads):
             thread = threading.Thread(target=_look_for_ever, name="cairn-run-watch", daemon=True)
             _threads.append(thread)
             thread.start()
-            atexit.register(_watch.look, is_last=True)
 
 
 def _look_for_ever() -> None:
