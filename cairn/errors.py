@@ -18,6 +18,8 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from cairn.printable import printable
+
 __all__ = [
     "BadInputError",
     "CairnError",
@@ -66,9 +68,12 @@ class CairnError(Exception):
         self.file = file
         self.offset = offset
         facts = {"job": job, "checkpoint": checkpoint, "file": file, "offset": offset}
-        about = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+        known = {name: value for name, value in facts.items() if value is not None}
+        # Escaped, as of names and paths that others may have made.
+        about = printable(", ".join(f"{name} {value}" for name, value in known.items()))
+        text = printable(message, lines=True)
         # The facts in the text as well: Spark shows no more of a task's error.
-        super().__init__(f"{message} [{about}]" if about else message)
+        super().__init__(f"{text} [{about}]" if about else text)
 
 
 class BadInputError(CairnError, ValueError):

@@ -5,16 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 
-LONGEST_NAME = 255
-"""Characters of a job's name."""
-
 _HIGHEST_ID = 2**62
 """Of checkpoints and runs: paths with others are of no job."""
-
-
-def is_job_name(name: str) -> bool:
-    """Tells whether a job may have a name: at most 255 characters, all printable, and no blank."""
-    return name.isprintable() and bool(name.strip()) and len(name) <= LONGEST_NAME
 
 
 def new_job_id(name: str) -> str:

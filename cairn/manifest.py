@@ -17,7 +17,8 @@ from msgspec import Meta
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import MAX_PARALLELISM, KeyGroupRange
-from cairn.layout import is_job_name, owns
+from cairn.layout import owns
+from cairn.names import is_job_name, is_name
 from metastore.enums import Scope, SegmentKind, StateKind
 
 _MAGIC = "cairn-manifest"
@@ -189,6 +190,8 @@ def _check_whole(manifest: Manifest, file: str) -> None:
 
     if not is_job_name(manifest.job):
         raise CorruptSegmentError("the manifest's job has a name that no job may have", file=file)
+    if not all(is_name(variable.name) for variable in manifest.variables):
+        raise refuse("a state variable of the manifest has a name that none may have")
     if manifest.parallelism > manifest.max_parallelism:
         raise refuse(f"the manifest has {manifest.parallelism} subtasks for fewer key groups")
     ids: list[list[str] | list[int]] = [

@@ -11,6 +11,7 @@ import platformdirs
 
 from cairn.errors import BadInputError, did_you_mean
 from cairn.keygroups import MAX_PARALLELISM
+from cairn.printable import is_printable
 from cairn.units import parse_duration_ms, parse_size_bytes
 
 ADAPTIVE = "adaptive"
@@ -149,7 +150,7 @@ def _switch(value: object) -> bool:
 
 
 def _directory(value: object) -> str:
-    if not isinstance(value, str | Path) or not str(value):
+    if not isinstance(value, str | Path) or not str(value) or not is_printable(str(value)):
         raise TypeError(value)
     # Now: tasks have another working directory.
     return str(Path(value).expanduser().absolute())

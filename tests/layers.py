@@ -9,7 +9,9 @@ VALUES = {
     "cairn.keygroups",
     "cairn.layout",
     "cairn.manifest",
+    "cairn.names",
     "cairn.owner",
+    "cairn.printable",
     "cairn.settings",
     "cairn.units",
 }

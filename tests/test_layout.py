@@ -5,7 +5,6 @@ import pytest
 from cairn.layout import (
     epoch_of,
     exclusive_file,
-    is_job_name,
     manifest_file,
     owns,
     shared_file,
@@ -44,16 +43,6 @@ def test_a_job_owns_what_lies_under_its_root(path: str) -> None:
 )
 def test_a_path_that_may_lead_out_of_the_jobs_root_is_not_its_own(path: str) -> None:
     assert not owns(JOB, path)
-
-
-@pytest.mark.parametrize("name", ["", " ", "a\0b", "a\nb", "\ud800", "\x1b[2J", "a" * 256])
-def test_a_name_that_cannot_be_stored_or_printed_is_no_jobs(name: str) -> None:
-    assert not is_job_name(name)
-
-
-@pytest.mark.parametrize("name", ["clicks", "Straße 7", "点击", "a/b 'c'", "a" * 255])
-def test_any_other_text_is_a_jobs_name(name: str) -> None:
-    assert is_job_name(name)
 
 
 @pytest.mark.parametrize("number", ["99999999999999999999", "٣", "-1"])

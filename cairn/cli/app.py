@@ -20,7 +20,7 @@ from cairn.cli import (
     savepoints,
     verify_command,
 )
-from cairn.cli.output import fail
+from cairn.cli.output import fail, print_error
 from cairn.errors import BadInputError, CairnError
 from metastore.enums import CheckpointStatus
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CairnError as error:
         return fail(error)
     except DBAPIError as error:
-        print(f"error: the metastore says: {server_message(error)}", file=sys.stderr)
+        print_error(f"the metastore says: {server_message(error)}")
         return _STORE_FAILED
     except BrokenPipeError:
         # The reader of the output has ended; Python would complain once more when it exits.

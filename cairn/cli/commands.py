@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from cairn.catalog import migrate as migrations
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.jobs import unknown_job
-from cairn.cli.output import fail, print_json, print_table, progress_bars
+from cairn.cli.output import fail, print_error, print_json, print_table, progress_bars
 from cairn.errors import CairnError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 from metastore.enums import CheckpointStatus
@@ -158,10 +158,9 @@ def cleanup(catalog: Catalog, arguments: Namespace) -> int:
     print_rows([asdict(report) for report in reports], _REPORT_COLUMNS, arguments)
     for report in reports:
         if report.failed_deletes:
-            print(
-                f"error: {report.failed_deletes} files of job {report.job} could not be deleted; "
-                "`cairn files` says why, the next cleanup tries again",
-                file=sys.stderr,
+            print_error(
+                f"{report.failed_deletes} files of job {report.job} could not be deleted; "
+                "`cairn files` says why, the next cleanup tries again"
             )
             code = code or _STORE_FAILED
     return code

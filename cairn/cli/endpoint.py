@@ -23,7 +23,7 @@ from prometheus_client import make_wsgi_app
 from sqlalchemy.exc import DBAPIError
 
 from cairn.catalog.catalog import server_message
-from cairn.cli.output import fail
+from cairn.cli.output import fail, print_error
 from cairn.cli.prometheus import to_registry
 from cairn.errors import BadInputError, CairnError, MetastoreError
 
@@ -89,7 +89,7 @@ class MetricsApp:
         except CairnError as error:
             fail(error)
         except DBAPIError as error:
-            print(f"error: the metastore says: {server_message(error)}", file=sys.stderr)
+            print_error(f"the metastore says: {server_message(error)}")
         else:
             answer: WSGIApplication = make_wsgi_app(registry)
             return answer(environ, start_response)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cairn.errors import BadInputError, CairnError, RefusedError, StoreFailedError
+from cairn.printable import printable
 
 _EXIT_CODES: tuple[tuple[type[CairnError], int], ...] = (
     (BadInputError, 2),
@@ -30,15 +31,21 @@ _PIPE_WIDTH = 4096
 
 def fail(error: CairnError) -> int:
     """Prints an error on one line of stderr and returns its exit code."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    print_error(str(error))
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+def print_error(text: str) -> None:
+    """Prints an error on one line of stderr."""
+    print(f"error: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
     """Prints rows as a JSON array, one object a line, while they are read."""
     separator = "["
     for row in rows:
-        print(separator + json.dumps(row, default=_plain, ensure_ascii=False), end="")
+        text = json.dumps(row, default=_plain, ensure_ascii=False)
+        print(separator + printable(text), end="")
         separator = ",\n "
     print("[]" if separator == "[" else "]")
 
@@ -52,7 +59,7 @@ def print_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -
         numeric = any(isinstance(row.get(key), int | float) for row in shown)
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in shown:
-        table.add_row(*(_cell(key, row.get(key)) for key in columns))
+        table.add_row(*(printable(_cell(key, row.get(key))) for key in columns))
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -69,7 +76,7 @@ def progress_bars(*, keep: bool = False) -> Progress:
     """
     console = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

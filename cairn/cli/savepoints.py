@@ -17,6 +17,7 @@ from cairn.cli.commands import print_rows, read_view
 from cairn.cli.output import progress_bars
 from cairn.errors import BadInputError
 from cairn.layout import manifest_file
+from cairn.printable import printable
 from cairn.savepoints.rebuild import RebuildReport, rebuild
 from cairn.savepoints.write_manifest import pin as write_pin
 from metastore.enums import PinKind
@@ -139,7 +140,7 @@ def rebuild_metastore(catalog: Catalog, arguments: Namespace) -> int:
     report = _rebuild(catalog, arguments)
     for problem in report.problems:
         # On stderr: with --json, stdout is one array.
-        print(f"not used: {problem}", file=sys.stderr)
+        print(f"not used: {printable(problem)}", file=sys.stderr)
     if not report.jobs:
         raise BadInputError(f"no manifest that can be used is below {arguments.storage}")
     if not (arguments.take_over or arguments.dry_run):

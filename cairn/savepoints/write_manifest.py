@@ -21,6 +21,7 @@ from cairn.catalog.savepoints.manifest_rows import (
 from cairn.catalog.savepoints.pins import Pinned, pin_checkpoint, remove_pins
 from cairn.errors import RefusedError
 from cairn.manifest import Manifest, decode, encode
+from cairn.names import check_name
 from cairn.storage import ObjectStore, open_store
 from cairn.storage.store import put_in_time
 from metastore.enums import PinKind
@@ -45,10 +46,11 @@ def pin(
     would be pinned.
 
     Raises:
-        BadInputError: there is no such job.
+        BadInputError: there is no such job, or a pin may not have the name.
         RefusedError: the checkpoint is not CONFIRMED, or see `write_manifest`; it has no new pin.
         StoreFailedError: the metastore or the storage failed; call again.
     """
+    check_name("a pin", name or "")
     # Before the transaction, which may run twice and must pin once.
     choice = partial(pin_checkpoint, job_name=job_name, pin_id=uuid.uuid4(), kind=kind, name=name)
     pinned = catalog.run(

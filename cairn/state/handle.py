@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cairn.errors import BadInputError
+from cairn.names import check_fields, check_name
 from cairn.state.arguments import checked_expiry, checked_ttl, declared_and_deleted
 from cairn.state.codec import TupleCodec
 from cairn.state.fields import RowFactory
@@ -283,6 +284,7 @@ class DeclaringHandle(_Handle):
 
     def deleteIfExists(self, stateName: str) -> None:
         """Records that the name must not be declared, nor be known to the job."""
+        check_name("a state variable", stateName)
         super().deleteIfExists(stateName)
         self._deleted.add(stateName)
 
@@ -294,6 +296,7 @@ class DeclaringHandle(_Handle):
         user_key_schema: object,
         ttl_ms: int | None,
     ) -> VariableSpec:
+        check_name("a state variable", name)
         if name in self._deleted:
             raise declared_and_deleted(name)
         declaration = StateDeclaration(
@@ -320,6 +323,7 @@ class DeclaringHandle(_Handle):
                 f"state variable {name}: its schema has several fields {', '.join(twice)}; "
                 "give each a name of its own"
             )
+        check_fields(f"state variable {name}", resolved)
         return resolved
 
 

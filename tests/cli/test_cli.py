@@ -12,6 +12,7 @@ import pytest
 
 from cairn.catalog.migrate import head_revision
 from cairn.cli import main
+from cairn.printable import is_printable
 from tests.cli.conftest import Outcome
 from tests.cli.stateful_job import (
     StatefulJob,
@@ -369,3 +370,19 @@ def test_it_runs_as_a_module_and_survives_a_closed_pipe(
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait() == 0
+
+
+def test_nothing_that_moves_a_cursor_is_printed_whatever_a_row_holds(
+    cairn: Cairn, job: StatefulJob
+) -> None:
+    # As a program other than Cairn may have written it.
+    StatefulJob(job.url, job.storage, name=NASTY).register()
+    for arguments in (["jobs"], ["jobs", "--json"], ["files", "nobody"], ["cleanup", "--dry-run"]):
+        out = cairn(*arguments)
+        printed = out.out + out.err
+        assert "\\u001b[2J" in printed
+        assert is_printable(printed.replace("\n", "")), arguments
+    assert NASTY in [row["job_name"] for row in cairn("jobs", "--json").json]
+
+
+NASTY = "\x1b[2J\x9b2J\u202e[/foo]\r\nnext"

@@ -135,3 +135,10 @@ def test_what_cannot_be_rebuilt_is_told_by_file(
     assert "chk-2/_metadata: the object is not a manifest" in outcome.err
     shutil.rmtree(root(clicks))
     assert main(rebuild(other_url, clicks)) == 3
+
+
+def test_a_pin_has_a_name_that_can_be_printed(cairn: Cairn, job: StatefulJob) -> None:
+    outcome = cairn("savepoint", "clicks", "--name", "\x1b[2J")
+    assert outcome.code == 2
+    assert "the name of a pin" in outcome.err
+    assert "\x1b" not in outcome.err

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cairn.errors import CorruptSegmentError, RefusedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
-from cairn.layout import is_job_name
 from cairn.manifest import (
     Manifest,
     ManifestFile,
@@ -22,6 +21,7 @@ from cairn.manifest import (
     decode,
     encode,
 )
+from cairn.names import is_job_name, is_name
 from metastore.enums import Scope, SegmentKind, StateKind
 
 KEY: dict[str, Any] = {"type": "struct", "fields": [{"name": "word", "type": "string"}]}
@@ -86,7 +86,7 @@ manifests = st.builds(
         st.builds(
             ManifestVariable,
             state_id=st.integers(1, 32767),
-            name=names,
+            name=names.filter(is_name),
             kind=st.sampled_from(StateKind),
             value_layout=st.dictionaries(names, names | st.integers(0, 9)),
             user_key_schema=st.none() | st.dictionaries(names, names),

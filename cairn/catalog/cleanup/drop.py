@@ -15,7 +15,7 @@ from cairn.catalog.cleanup.history import LOCK_HISTORY, OF_FILES
 from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.jobs import find_job
 from cairn.errors import BadInputError, RefusedError
-from cairn.layout import LONGEST_NAME, is_job_name
+from cairn.names import check_job_name
 from metastore.enums import DirectoryStatus, FileStatus
 from metastore.models import Directory, Job, Ownership, PhysicalFile, Run
 
@@ -129,10 +129,7 @@ def rename_job(connection: Connection, job_id: str, new: str) -> None:
         BadInputError: no job may have the name, or another one has it.
         RefusedError: a run of the job is alive, or the job was dropped.
     """
-    if not is_job_name(new):
-        raise BadInputError(
-            f"a job's name is 1 to {LONGEST_NAME} printable characters, not {new!r:.80}"
-        )
+    check_job_name(new)
     lock_job(connection, job_id, exclusive=True)
     job = _row(connection, job_id)
     if job.name == new:

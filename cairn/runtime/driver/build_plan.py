@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from cairn.catalog.job.runs import RegisteredRun, Registration, register_run
 from cairn.errors import BadInputError
+from cairn.names import check_fields
 from cairn.ownership.take import own_root
 from cairn.runtime.driver.frame_settings import frame_settings
 from cairn.runtime.driver.initial_state import pack, write_initial_rows
@@ -70,6 +71,7 @@ def transform(
     states, deleted = _declare(dumped, call.time_mode)
     session = inputs.df.sparkSession
     key_schema = StructType([inputs.row_schema[name] for name in key_columns]).jsonValue()
+    check_fields("the key", key_schema)
     TupleCodec(key_schema, name="key")  # refuses what state cannot hold
     operator = OperatorSpec(
         job=job.name,

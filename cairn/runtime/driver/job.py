@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from cairn.errors import BadInputError
 from cairn.keygroups import MAX_PARALLELISM
-from cairn.layout import LONGEST_NAME, is_job_name
+from cairn.names import check_job_name
 from cairn.runtime.driver.build_plan import Call, Initial, struct, transform
 from cairn.runtime.driver.inputs import unite
 from cairn.runtime.driver.job_spec import JobSpec
@@ -51,10 +51,7 @@ class Job:
         options: Mapping[str, object] | None = None,
         restore_from: str | None = None,
     ) -> None:
-        if not isinstance(name, str) or not is_job_name(name):
-            raise BadInputError(
-                f"a job's name is 1 to {LONGEST_NAME} printable characters, not {name!r:.80}"
-            )
+        check_job_name(name)
         settings = Settings.from_options(options or {})
         highest = settings.max_parallelism or MAX_PARALLELISM
         if not isinstance(parallelism, int) or not 1 <= parallelism <= highest:
