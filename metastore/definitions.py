@@ -27,8 +27,9 @@ FILES = (
     *sorted((DIRECTORY / "triggers").glob("*.sql")),
     *VIEWS,
     DIRECTORY / "roles.sql",
+    DIRECTORY / "policies.sql",
 )
-"""In the order in which they are run: grants are given on views."""
+"""In the order in which they are run: grants are given on views, tenants on top of them."""
 
 
 def install_definitions(connection: Connection) -> None:

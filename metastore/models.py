@@ -43,6 +43,7 @@ from metastore.maintenance_runs import MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.ownership import Metastore, Ownership
 from metastore.state_variables import StateVariable
+from metastore.tenants import Tenant
 
 __all__ = [
     "SCHEMA",
@@ -69,6 +70,7 @@ __all__ = [
     "SegmentStatus",
     "StateKind",
     "StateVariable",
+    "Tenant",
     "UploadTotal",
 ]
 
@@ -90,6 +92,8 @@ class Job(Base):
     )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
+    tenant: Mapped[str | None] = mapped_column(ForeignKey(Tenant.name))
+    """Who alone sees it, besides operators; null: it was made by no tenant."""
     storage: Mapped[str]
     max_parallelism: Mapped[int]
     num_retained: Mapped[int]

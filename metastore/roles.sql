@@ -1,10 +1,11 @@
 -- What each role may do, and no more: a job writes, maintenance cleans up, people read the views.
+-- `cairn_operator` has no rights: where there are tenants, it shows who has it the jobs of all.
 -- Two metastores of one server may be migrated at once, and roles belong to the server.
 DO $$
 DECLARE
     missing text[] := (
         SELECT array_agg(name)
-        FROM unnest(ARRAY['cairn_writer', 'cairn_maintainer', 'cairn_reader']) AS name
+        FROM unnest(ARRAY['cairn_writer', 'cairn_maintainer', 'cairn_reader', 'cairn_operator']) AS name
         WHERE to_regrole(name) IS NULL
     );
     role_ text;
@@ -65,6 +66,7 @@ GRANT SELECT ON
     cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
     cairn.deletions, cairn.history_days, cairn.materialization_totals
     TO cairn_maintainer;
+GRANT SELECT ON cairn.tenants TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;

@@ -28,7 +28,7 @@ RETURN (
                 OR s.first_checkpoint <= covered_until.checkpoint_id
             )
         ) AS b ON b.key_group = g.key_group
-        WHERE j.job_id = job
+        WHERE j.job_id = job AND cairn.is_visible(job)
         GROUP BY g.key_group
     ) AS covered
 );
@@ -71,6 +71,7 @@ RETURN CASE WHEN changed_groups = '{}' THEN made_in + 1 ELSE (
             range_agg(s.key_groups) OVER (ORDER BY s.first_checkpoint) AS covered
         FROM cairn.placed_segments AS s
         WHERE s.job_id = job
+          AND cairn.is_visible(job)
           AND s.status = 'LIVE'
           AND s.kind IN ('keyed_full', 'keyed_increment')
           AND s.as_of_checkpoint >= made_in

@@ -50,5 +50,6 @@ BEGIN ATOMIC
             AS bigint
         )
     FROM changelog
+    WHERE cairn.is_visible(job)
     GROUP BY changelog.subtask;
 END;

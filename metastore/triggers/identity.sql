@@ -9,11 +9,11 @@ END $$;
 
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.jobs FOR EACH ROW
 WHEN (
-    (OLD.job_id, OLD.storage, OLD.max_parallelism, OLD.key_schema)
+    (OLD.job_id, OLD.storage, OLD.max_parallelism, OLD.key_schema, OLD.tenant)
     IS DISTINCT FROM
-    (NEW.job_id, NEW.storage, NEW.max_parallelism, NEW.key_schema)
+    (NEW.job_id, NEW.storage, NEW.max_parallelism, NEW.key_schema, NEW.tenant)
 )
-EXECUTE FUNCTION cairn.refuse_identity('job_id, storage, max_parallelism, key_schema');
+EXECUTE FUNCTION cairn.refuse_identity('job_id, storage, max_parallelism, key_schema, tenant');
 
 -- Who owns a root is told by these rows and by objects in storage, which never change either.
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.metastore FOR EACH ROW

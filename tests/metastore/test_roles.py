@@ -192,7 +192,7 @@ def test_user_who_may_not_create_roles_is_told_what_to_run(directory: Path) -> N
     as_plain = url.replace("postgres@", "plain@")
     with pytest.raises(RefusedError, match="CREATE ROLE cairn_writer NOLOGIN; CREATE ROLE"):
         migrate(Catalog(as_plain))
-    for role in ROLES:
+    for role in (*ROLES, "cairn_operator"):
         run(url, f"CREATE ROLE {role} NOLOGIN")
     migrate(Catalog(as_plain))
     require_current(Catalog(as_plain))

@@ -28,6 +28,7 @@ BOUNDED = {
     "pins",
     "runs",
     "state_variables",
+    "tenants",
     "upload_totals",
 }
 """Tables that grow with days, restarts and what people do. All others grow with every batch."""

@@ -135,6 +135,12 @@ def _locked_job(connection: Connection, registration: Registration) -> Row[*tupl
         )
         .on_conflict_do_nothing(index_elements=[Job.name])
     )
+    # Somebody has it, who need not be one whose jobs this login sees.
+    if connection.scalar(select(Job.job_id).where(Job.name == registration.job)) is None:
+        raise BadInputError(
+            "another tenant of the metastore has a job of this name. Give this one another name",
+            job=registration.job,
+        )
     job = find_job(connection, registration.job, locked=True)
     if job.dropped_at is not None:
         raise RefusedError(

@@ -10,9 +10,16 @@ CREATE TABLE cairn.metastore (
 
 INSERT INTO cairn.metastore DEFAULT VALUES;
 
+CREATE TABLE cairn.tenants (
+    name TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_tenants PRIMARY KEY (name)
+);
+
 CREATE TABLE cairn.jobs (
     job_id TEXT NOT NULL,
     name TEXT NOT NULL,
+    tenant TEXT,
     storage TEXT NOT NULL,
     max_parallelism BIGINT NOT NULL,
     num_retained BIGINT NOT NULL,
@@ -37,7 +44,8 @@ CREATE TABLE cairn.jobs (
         storage ~ '^(file:///|file://(/[!-.0-~]+)+|s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^/?#]+)*)$'
         AND storage !~* '/\.{1,2}(/|$)|%(2e|2f|00)|[\u0001-\u001f\u007f]'
     ),
-    CONSTRAINT uq_jobs__name UNIQUE (name)
+    CONSTRAINT uq_jobs__name UNIQUE (name),
+    CONSTRAINT fk_jobs__tenant FOREIGN KEY (tenant) REFERENCES cairn.tenants (name)
 );
 
 CREATE TABLE cairn.ownerships (

@@ -1,0 +1,289 @@
+"""Two tenants of one metastore: each sees and changes its own jobs only, by whatever SQL."""
+
+# ruff: noqa: S608 - names of the schema and of fixtures
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import DBAPIError, ProgrammingError
+
+from cairn.catalog.catalog import Catalog, dispose_engines
+from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.job.materializations import Materialized, record_end, record_start
+from cairn.catalog.jobs import job_names
+from cairn.catalog.savepoints.pins import pin_checkpoint
+from cairn.errors import BadInputError, CairnError
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.savepoints.write_manifest import pin
+from metastore.definitions import VIEWS, install_definitions
+from metastore.enums import PinKind
+from metastore.models import Base
+from tests.metastore.steps import Steps
+
+OF_JOBS = [t.name for t in Base.metadata.sorted_tables if "job_id" in t.columns]
+ROLES = ("cairn_writer", "cairn_maintainer", "cairn_reader")
+
+
+@dataclass
+class Tenants:
+    """A metastore with tenants `ours` and `theirs`, and a login of each role for each and none."""
+
+    url: str
+    suffix: str
+
+    def login(self, tenant: str | None, role: str) -> str:
+        user = f"{tenant or 'nobody'}_{role}_{self.suffix}"
+        return make_url(self.url).set(username=user).render_as_string(False)
+
+    def sql(self, statement: str) -> None:
+        Catalog(self.url).run("testing", lambda c: c.execute(text(statement)))
+
+    def job(self, tenant: str | None, storage: str) -> Steps:
+        """Makes a job with five batches and a base, whose cleanup has something to do."""
+        job = Steps(self.login(tenant, "cairn_writer"), storage)
+        epoch = job.register(num_retained=2, file_retention_ms=0)
+        for batch_id in range(5):
+            job.whole_batch(epoch, batch_id)
+        batch = job.ref(epoch, 5)
+        job.begin(batch)
+        made = uuid4()
+        job.run(lambda c: record_start(c, batch, 0, made))
+        base = job.base(batch, 5, (0, 8))
+        job.install(batch, base)
+        job.run(lambda c: record_end(c, made, Materialized.of([base[1]]), None))
+        newest = job.whole_batch(epoch, 5)
+        keep = partial(pin_checkpoint, job_name=job.name, checkpoint_id=newest - 1)
+        job.run(lambda c: keep(c, pin_id=uuid4(), kind=PinKind.PIN, name=None))
+        return job
+
+
+@pytest.fixture(scope="module")
+def tenants(shared_metastore_url: str) -> Iterator[Tenants]:
+    made = Tenants(shared_metastore_url, uuid4().hex[:8])
+    users = []
+    for tenant in ("ours", "theirs"):
+        made.sql(f"CREATE ROLE {tenant}_{made.suffix} NOLOGIN")
+        made.sql(f"INSERT INTO cairn.tenants (name) VALUES ('{tenant}_{made.suffix}')")
+    for tenant in ("ours", "theirs", "nobody", "operator"):
+        for role in ROLES:
+            user = f"{tenant}_{role}_{made.suffix}"
+            of = {"nobody": "", "operator": ", cairn_operator"}
+            member = of.get(tenant, f", {tenant}_{made.suffix}")
+            made.sql(f"CREATE ROLE {user} LOGIN IN ROLE {role}{member}")
+            users.append(user)
+    yield made
+    dispose_engines()
+    made.sql(f"DROP ROLE {', '.join([*users, f'ours_{made.suffix}', f'theirs_{made.suffix}'])}")
+
+
+@pytest.fixture(scope="module")
+def jobs(tenants: Tenants, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Steps]:
+    storage = tmp_path_factory.mktemp("storage").as_uri()
+    made = {tenant: tenants.job(tenant, storage) for tenant in ("ours", "theirs", "operator")}
+    for tenant, job in made.items():
+        for path in job.sql("SELECT path FROM cairn.physical_files WHERE job_id = :job"):
+            file = tmp_path_factory.getbasetemp() / storage.rpartition("/")[2] / path[0]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"x")
+        cleanup_job(Catalog(tenants.login(tenant, "cairn_maintainer")), job.name)
+    return made
+
+
+def seen(url: str, relation: str) -> set[str]:
+    """Returns the jobs whose rows a login sees."""
+    found = text(f"SELECT DISTINCT job_id FROM cairn.{relation}")
+    return set(Catalog(url).run("testing", lambda c: c.scalars(found).all()))
+
+
+RELATIONS = [*(path.stem for path in VIEWS), *OF_JOBS]
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_tenant_sees_its_own_jobs_in_every_table_and_view(
+    tenants: Tenants, jobs: dict[str, Steps], relation: str, role: str
+) -> None:
+    everybody = {job.job_id for job in jobs.values()}
+    everybody &= seen(tenants.url, relation)
+    for tenant in ("ours", "theirs"):
+        own = {jobs[tenant].job_id} & everybody
+        assert seen(tenants.login(tenant, role), relation) == own
+    assert seen(tenants.login(None, role), relation) == set()
+    assert seen(tenants.login("operator", role), relation) == everybody
+
+
+def test_there_is_something_to_see_in_most_tables_and_views(
+    tenants: Tenants, jobs: dict[str, Steps]
+) -> None:
+    with_rows = {relation for relation in RELATIONS if seen(tenants.url, relation)}
+    assert len(with_rows) >= len(RELATIONS) - 8, set(RELATIONS) - with_rows
+
+
+def test_every_table_with_a_job_has_a_policy_that_is_in_force(tenants: Tenants) -> None:
+    off = text(
+        "SELECT c.relname FROM pg_class AS c WHERE relnamespace = 'cairn'::regnamespace"
+        " AND relkind = 'r' AND NOT (relrowsecurity AND EXISTS (SELECT FROM pg_policy AS p"
+        " WHERE p.polrelid = c.oid))"
+    )
+    found = set(Catalog(tenants.url).run("testing", lambda c: c.scalars(off).all()))
+    assert found.isdisjoint(OF_JOBS)
+
+
+def test_no_view_and_no_function_but_those_that_ask_has_its_owners_rights(tenants: Tenants) -> None:
+    definers = text(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'cairn'::regnamespace AND prosecdef"
+        " AND prorettype <> 'trigger'::regtype AND pronargs > 0"
+        " UNION ALL SELECT relname FROM pg_class"
+        " WHERE relnamespace = 'cairn'::regnamespace AND relkind IN ('v', 'm')"
+        " AND 'security_invoker=true' <> ALL (coalesce(reloptions, '{}'))"
+    )
+    found = set(Catalog(tenants.url).run("testing", lambda c: c.scalars(definers).all()))
+    guarded = {"covered_until", "released_at", "uncovered_changelog"}
+    assert found == guarded | {"is_visible"}
+
+
+@pytest.mark.parametrize("table", OF_JOBS)
+def test_a_tenant_changes_and_deletes_no_row_of_another(
+    tenants: Tenants, jobs: dict[str, Steps], table: str
+) -> None:
+    theirs = jobs["theirs"].job_id
+    before = jobs["theirs"].dump()
+    for role in ("cairn_writer", "cairn_maintainer"):
+        catalog = Catalog(tenants.login("ours", role))
+        for statement in (
+            f"DELETE FROM cairn.{table} WHERE job_id = '{theirs}'",
+            f"UPDATE cairn.{table} SET status = status WHERE job_id = '{theirs}'",
+            f"INSERT INTO cairn.{table} SELECT * FROM cairn.{table} WHERE job_id = '{theirs}'",
+        ):
+            with suppress(BadInputError, ProgrammingError):  # no right, or no such column
+                execute = partial(Connection.execute, statement=text(statement))
+                assert catalog.run("testing", execute).rowcount == 0
+    assert jobs["theirs"].dump() == before
+
+
+def test_a_tenant_makes_no_row_in_another_ones_job(
+    tenants: Tenants, jobs: dict[str, Steps]
+) -> None:
+    ours, theirs = jobs["ours"], jobs["theirs"]
+    for statement in (
+        "INSERT INTO cairn.runs (job_id, epoch, run_id, parallelism)"
+        " VALUES (:other, 99, gen_random_uuid(), 2)",
+        "INSERT INTO cairn.directories (job_id, path, scope, epoch)"
+        " VALUES (:other, :other || '/shared/subtask-0-9', 'shared', 1)",
+        "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope) VALUES"
+        " (gen_random_uuid(), :other, 1, :other || '/chk-99/_metadata', 'shared')",
+        "INSERT INTO cairn.jobs (job_id, name, storage, max_parallelism, num_retained, key_schema,"
+        " tenant) VALUES ('evil-00000001', 'evil', 's3://x', 8, 2, '{}', 'theirs_' || :suffix)",
+    ):
+        with pytest.raises(BadInputError, match="row-level security"):
+            ours.sql(statement, other=theirs.job_id, suffix=tenants.suffix)
+
+
+def forged(job: Steps, tenants: Tenants, tenant: str) -> Steps:
+    """Returns the job's transactions as a login of another tenant would send them."""
+    return Steps(
+        tenants.login(tenant, "cairn_writer"),
+        job.storage,
+        job.name,
+        job.job_id,
+        job.parallelism,
+        job.run_ids,
+    )
+
+
+def test_no_function_writes_for_another_tenant(tenants: Tenants, jobs: dict[str, Steps]) -> None:
+    theirs = jobs["theirs"]
+    before = theirs.dump()
+    intruder = forged(theirs, tenants, "ours")
+    epoch = max(theirs.run_ids)
+    batch = theirs.ref(epoch, 6)
+    handle = theirs.changelog(epoch, 7, 0, 0)
+    for work in (
+        lambda: intruder.begin(batch),
+        lambda: intruder.intend(batch),
+        lambda: intruder.commit(batch, 7, [], None),
+        intruder.register,
+        lambda: intruder.run(lambda c: record_start(c, batch, 0, uuid4())),
+        lambda: intruder.install(batch, (WrittenFile(str(uuid4()), 1), handle)),
+        lambda: pin(intruder.catalog, theirs.name, None, kind=PinKind.PIN),
+    ):
+        # No job, or no row of it: whichever is asked first.
+        with pytest.raises((CairnError, DBAPIError), match=r"no job|another tenant|no rows"):
+            work()
+    assert theirs.dump() == before
+
+
+def test_functions_that_read_tell_nothing_of_another_tenants_job(
+    tenants: Tenants, jobs: dict[str, Steps]
+) -> None:
+    theirs = jobs["theirs"].job_id
+    for call in (
+        "cairn.covered_until(:other, NULL)",
+        "cairn.released_at(:other, '{[0,8)}', 1)",
+        "(SELECT count(*) FROM cairn.uncovered_changelog(:other, NULL) HAVING count(*) > 0)",
+    ):
+        query = f"SELECT {call}"
+        assert jobs["theirs"].sql(query, other=theirs) != [(None,)], call
+        assert jobs["ours"].sql(query, other=theirs) == [(None,)], call
+
+
+def test_nobody_sees_more_by_another_role_or_path(tenants: Tenants, jobs: dict[str, Steps]) -> None:
+    url = tenants.login("ours", "cairn_writer")
+
+    def as_role(connection: Connection) -> set[str]:
+        connection.execute(text("SET LOCAL ROLE cairn_writer"))
+        return set(connection.scalars(text("SELECT job_id FROM cairn.jobs")))
+
+    assert Catalog(url).run("testing", as_role) == {jobs["ours"].job_id}
+    with pytest.raises(BadInputError, match="permission denied"):
+        Catalog(url).run("testing", lambda c: c.execute(text("SET ROLE cairn_operator")))
+
+
+def test_a_job_is_of_the_tenant_who_made_it_for_good(
+    tenants: Tenants, jobs: dict[str, Steps]
+) -> None:
+    query = "SELECT tenant FROM cairn.jobs WHERE job_id = :job"
+    for tenant in ("ours", "theirs"):
+        assert jobs[tenant].sql(query) == [(f"{tenant}_{tenants.suffix}",)]
+    assert jobs["operator"].sql(query) == [(None,)]
+    with pytest.raises(CairnError, match="permission denied"):
+        jobs["ours"].sql("UPDATE cairn.jobs SET tenant = NULL WHERE job_id = :job")
+
+
+def test_a_name_that_another_tenant_has_is_refused_and_says_no_more(
+    tenants: Tenants, jobs: dict[str, Steps]
+) -> None:
+    ours = Steps(jobs["ours"].url, jobs["ours"].storage, jobs["theirs"].name)
+    with pytest.raises(BadInputError, match="another tenant of the metastore has a job") as no:
+        ours.register()
+    assert jobs["theirs"].job_id not in str(no.value)
+
+
+def test_a_tenants_maintainer_cleans_its_jobs_and_knows_no_others(
+    tenants: Tenants, jobs: dict[str, Steps]
+) -> None:
+    catalog = Catalog(tenants.login("ours", "cairn_maintainer"))
+    assert catalog.run("listing", job_names) == [jobs["ours"].name]
+    with pytest.raises(BadInputError, match=f"no job '{jobs['theirs'].name}'"):
+        cleanup_job(catalog, jobs["theirs"].name)
+    statuses = jobs["ours"].statuses()
+    assert sorted(statuses.values()).count("SUBSUMED") == 3
+
+
+def test_a_tenant_without_a_role_is_refused(tenants: Tenants) -> None:
+    with pytest.raises(CairnError, match="there is no role nobody_knows"):
+        tenants.sql("INSERT INTO cairn.tenants (name) VALUES ('nobody_knows')")
+
+
+def test_a_migration_leaves_tenants_apart(tenants: Tenants, jobs: dict[str, Steps]) -> None:
+    Catalog(tenants.url).run("installing", install_definitions)
+    url = tenants.login("ours", "cairn_reader")
+    for relation in RELATIONS:
+        assert seen(url, relation) <= {jobs["ours"].job_id}, relation
