@@ -137,6 +137,37 @@ def test_a_run_that_goes_on_claims_its_directories_again(steps: Steps) -> None:
     assert directories(steps) == ["CLAIMED"]
 
 
+@pytest.mark.parametrize("how", ["ended", "lost"])
+def test_a_driver_that_renews_its_lease_claims_the_directories_again(
+    steps: Steps, how: str
+) -> None:
+    epoch = steps.register()
+    batch = steps.ref(epoch, 0)
+    steps.begin(batch)
+    steps.intend(batch)
+    steps.let_writes_end()
+    if how == "ended":
+        end(steps, epoch)
+    else:
+        let_lease_end(steps)
+    steps.clean()
+    assert directories(steps) == ["DELETED"]
+    # From now on what its tasks ask is of a run that was never over.
+    steps.run(lambda c: renew_lease(c, batch))
+    assert directories(steps) == ["CLAIMED"]
+
+
+def test_a_replaced_run_that_renews_claims_nothing(steps: Steps) -> None:
+    old = steps.register()
+    steps.begin(steps.ref(old, 0))
+    steps.intend(steps.ref(old, 0))
+    steps.begin(steps.ref(steps.register(), 0))
+    let_lease_end(steps)
+    steps.clean()
+    assert steps.run(lambda c: renew_lease(c, steps.ref(old, 0))) is None
+    assert directories(steps) == ["DELETED"]
+
+
 def test_directories_stay_claimed_while_their_run_goes_on(steps: Steps) -> None:
     epoch = steps.register()
     steps.begin(steps.ref(epoch, 0))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, null, select, update
+from sqlalchemy import Connection, and_, exists, func, null, select, update
 
 from cairn.batch_ref import RunRef
+from cairn.catalog.job.fencing import lock_job
 from metastore.models import Job, Run
+
+_SEEN_MIN = 15
+"""A sign of life that is as old is renewed with all that comes with it, as in `ends.sql`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,9 @@ class Lease:
 
 def renew_lease(connection: Connection, run: RunRef) -> Lease | None:
     """Notes that a run is alive, also if it was over; None if it may not write any more."""
+    if was_over := _may_be_over(connection, run):
+        # Under this lock cleanups give up the directories of runs that are over.
+        lock_job(connection, run.job_id, exclusive=False)
     current = select(Job.current_epoch).where(Job.job_id == run.job_id).scalar_subquery()
     renewed = connection.execute(
         update(Run)
@@ -27,7 +34,19 @@ def renew_lease(connection: Connection, run: RunRef) -> Lease | None:
         .values(seen_at=func.now(), ended_at=null())
         .returning(Run.query_id)
     ).one_or_none()
-    return None if renewed is None else Lease(renewed.query_id)
+    if renewed is None:
+        return None
+    if was_over:
+        # No task does it after this: to them the run was never over.
+        connection.execute(select(func.cairn.see_run(run.job_id, run.epoch)))
+    return Lease(renewed.query_id)
+
+
+def _may_be_over(connection: Connection, run: RunRef) -> bool:
+    """Tells it early, so that none that a cleanup takes for over is missed."""
+    had_sign = Run.seen_at >= func.now() - func.make_interval(0, 0, 0, 0, 0, _SEEN_MIN)
+    is_fresh = and_(Run.ended_at.is_(None), had_sign)
+    return bool(connection.scalar(select(exists().where(Run.run_id == run.run_id, ~is_fresh))))
 
 
 def record_run_end(connection: Connection, run: RunRef) -> None:
