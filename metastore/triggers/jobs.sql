@@ -38,3 +38,12 @@ WHEN (
     (NEW.name, NEW.former_name, NEW.dropped_at)
 )
 EXECUTE FUNCTION cairn.guard_job();
+
+-- The maintenance fences the runs of a job that it drops, and of no other.
+CREATE OR REPLACE TRIGGER guard_fence BEFORE UPDATE ON cairn.jobs FOR EACH ROW
+WHEN (
+    OLD.current_epoch <> NEW.current_epoch
+    AND NEW.dropped_at IS NULL
+    AND NOT has_column_privilege(CAST('cairn.jobs' AS regclass), 'next_checkpoint_id', 'UPDATE')
+)
+EXECUTE FUNCTION cairn.refuse_identity('current_epoch (but of a job that is dropped)');

@@ -310,6 +310,9 @@ def test_an_intent_that_is_young_keeps_the_job_until_its_object_cannot_appear(
     with pytest.raises(InterruptedError):
         stream.task(0, store=Dies(Path(stream.storage.removeprefix("file://")))).run()
     end(stream)
+    # As it is before the store has it.
+    [path] = rows(stream.plan, "SELECT path FROM cairn.physical_files WHERE status = 'WRITING'")
+    (root(stream).parent / path).unlink()
     report = drop(stream)
     assert (report.is_gone, report.left_files, report.waiting_files) == (False, 1, 0)
     stream.let_writes_end()
@@ -334,6 +337,12 @@ def test_the_maintainers_role_drops_and_renames_and_the_writers_does_not(stream:
         drop_job(as_role(stream, "cairn_writer"), job)
     assert drop_job(as_role(stream, "cairn_maintainer"), job).is_gone
     assert rows_of_job(stream) == {}
+
+
+def test_the_maintainer_moves_no_epoch_but_to_drop_a_job(stream: Stream) -> None:
+    moves = text("UPDATE cairn.jobs SET current_epoch = 99")
+    with pytest.raises(RefusedError, match="current_epoch"):
+        as_role(stream, "cairn_maintainer").run("testing", lambda c: c.execute(moves))
 
 
 def test_a_large_job_is_deleted_in_steps(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
