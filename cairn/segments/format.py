@@ -221,10 +221,10 @@ def _check_rows(batch: pa.RecordBatch) -> None:
     if not ops.any():  # all are PUT, as in a base
         is_whole = values.null_count == 0 and lengths.min() >= PREFIX_HEAD_BYTES
     else:
-        shortest = np.where(ops == DELETE_PREFIX, STATE_HEAD_BYTES, PREFIX_HEAD_BYTES)
+        of_state = (ops == DELETE_PREFIX) & (lengths == STATE_HEAD_BYTES)
         is_whole = (
             ops.max() <= DELETE_PREFIX
-            and not np.any(lengths < shortest)
+            and not np.any((lengths < PREFIX_HEAD_BYTES) & ~of_state)
             and np.array_equal(ops == PUT, _is_valid(values))
         )
     if not is_whole:

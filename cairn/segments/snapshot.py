@@ -8,7 +8,7 @@ from cairn.errors import CorruptSegmentError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from cairn.segments.reader import read_segment
-from cairn.state.entries import PREFIX_HEAD_BYTES, split
+from cairn.state.entries import STATE_HEAD_BYTES, split
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
 from cairn.storage.store import ObjectStore
 from metastore.enums import KEYED, SegmentKind
@@ -52,27 +52,32 @@ def snapshot(
 
 
 class _Fold:
-    """Entries by collection (the prefix of one grouping key and state), then by suffix."""
+    """Entries by state in a key group, then by collection: the prefix of a grouping key in it."""
 
     def __init__(self) -> None:
-        self._collections: dict[bytes, dict[bytes, bytes]] = {}
+        self._states: dict[bytes, dict[bytes, dict[bytes, bytes]]] = {}
 
     def clear(self, key_groups: KeyGroupRange) -> None:
-        kept = {p: c for p, c in self._collections.items() if split(p).key_group not in key_groups}
-        self._collections = kept
+        self._states = {
+            head: collections
+            for head, collections in self._states.items()
+            if int.from_bytes(head[:2], "big") not in key_groups
+        }
 
     def apply(self, changes: Changes) -> None:
         for op, key, value in zip(changes.ops, changes.keys, changes.values, strict=True):
-            if op == DELETE_PREFIX and len(key) < PREFIX_HEAD_BYTES:
+            head = key[:STATE_HEAD_BYTES]
+            if op == DELETE_PREFIX and len(key) == STATE_HEAD_BYTES:
                 # All of one state in a key group, which was dropped.
-                kept = {p: c for p, c in self._collections.items() if not p.startswith(key)}
-                self._collections = kept
+                self._states.pop(head, None)
                 continue
             suffix = split(key).suffix
             prefix = key[: len(key) - len(suffix)]
-            collection = self._collections.setdefault(prefix, {})
+            collection = self._states.setdefault(head, {}).setdefault(prefix, {})
             if op == PUT and value is not None:
                 collection[suffix] = value
+            elif op == DELETE_PREFIX and not suffix:
+                collection.clear()
             elif op == DELETE_PREFIX:
                 # A list, as the collection changes under the loop.
                 for gone in [s for s in collection if s.startswith(suffix)]:
@@ -83,6 +88,7 @@ class _Fold:
     def entries(self) -> dict[bytes, bytes]:
         return {
             prefix + suffix: value
-            for prefix, collection in sorted(self._collections.items())
+            for _, collections in sorted(self._states.items())
+            for prefix, collection in sorted(collections.items())
             for suffix, value in sorted(collection.items())
         }

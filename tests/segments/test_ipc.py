@@ -143,6 +143,7 @@ def test_other_rows_than_were_recorded_are_refused(entries: int) -> None:
         (PUT, b"", b"v"),
         (DELETE, KEY[:7], None),
         (DELETE_PREFIX, KEY[:3], None),
+        (DELETE_PREFIX, KEY[:5], None),
         (PUT, entry_prefix(0, 1, b"k" * 400)[:-1], b"v"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,13 @@ def test_key_that_is_no_state_is_reported_with_its_segment(store: ObjectStore) -
     handle = write(store, SegmentKind.CHANGELOG, EVERYTHING, [(PUT, b"\0\0\0\1\0\0\0\x09", b"v")])
     with pytest.raises(CorruptSegmentError, match=r"something else than state.*job clicks.*offset"):
         snapshot(store, [handle], EVERYTHING, job="clicks")
+
+
+def test_many_states_that_are_dropped_take_time_by_their_number(store: ObjectStore) -> None:
+    """By its square, this would take minutes."""
+    puts: list[Change] = [(PUT, entry_prefix(0, 1, b"%d" % n), b"v") for n in range(20_000)]
+    drops: list[Change] = [(DELETE_PREFIX, state_prefix(0, 2), None)] * 20_000
+    handle = write(store, SegmentKind.CHANGELOG, EVERYTHING, puts + drops)
+    started = time.process_time()
+    assert len(snapshot(store, [handle], EVERYTHING, job="clicks")) == 20_000
+    assert time.process_time() - started < 10
