@@ -118,6 +118,8 @@ _DECLARING: dict[str, Callable[[StatefulProcessorHandle], Any]] = {
     "char": lambda handle: handle.getValueState("v", "v char(3)"),
     "time": lambda handle: handle.getValueState("v", "v time(6)"),
     "year-month interval": lambda handle: handle.getValueState("v", "v interval year to month"),
+    "day-time interval": lambda handle: handle.getValueState("v", "v interval day to second"),
+    "variant": lambda handle: handle.getValueState("v", "v variant"),
     "a TTL below 0": lambda handle: handle.getValueState("v", "n int", -1),
     "an error": _raise,
     "text as a user key": lambda handle: handle.getMapState("v", "a string", "n int"),

@@ -78,6 +78,18 @@ def test_spark_ends_a_query_for_what_init_does_only_when_it_runs(
 
 @pytest.mark.spark
 @on_spark
+@pytest.mark.parametrize("declared", ["day-time interval", "variant"])
+def test_the_state_of_sparks_streams_holds_no_interval_and_no_variant(
+    engine: Engine, declared: str
+) -> None:
+    engine.add_file([{"k": "a"}])
+    grouped = engine.read("k string").groupBy("k")
+    with pytest.raises(Exception, match="Unexpected type"):
+        engine.run(grouped.transformWithState(Declaring(declared), SHOWN, "Update", "None"))
+
+
+@pytest.mark.spark
+@on_spark
 def test_spark_empties_a_variable_that_is_deleted_and_then_declared(engine: Engine) -> None:
     for _ in range(2):
         engine.add_file([{"k": "a"}])
@@ -209,6 +221,7 @@ def test_sparks_watermark_follows_rows_that_do_not_reach_the_operator(
 
 
 _INIT = test_spark_ends_a_query_for_what_init_does_only_when_it_runs.__name__
+_IN_STREAMS = test_the_state_of_sparks_streams_holds_no_interval_and_no_variant.__name__
 _STATE = test_spark_keeps_in_state_what_the_document_says.__name__
 _ROWS = test_spark_gives_rows_and_keys_as_the_document_says.__name__
 _OUTPUT = test_spark_takes_output_rows_as_the_document_says.__name__
@@ -250,7 +263,7 @@ CHECKS = {
         "test_text_is_a_user_key_of_one_column",
     ],
     "an aware datetime for a `timestamp_ntz`": [_STATE],
-    "types that state can hold": [_STATE, _INIT],
+    "types that state can hold": [_STATE, _INIT, _IN_STREAMS],
     "order of keys in a batch": [_ROWS],
     "structs in input rows and keys": [_ROWS],
     "maps in input rows": [_ROWS],
