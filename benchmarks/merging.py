@@ -183,6 +183,8 @@ def _job(name: str, options: Mapping[str, object], directory: Path, metastore: s
             "cairn.num-retained": _RETAINED,
             # What is compared is how many files are needed, not how long others are kept.
             "cairn.file-retention": "0 s",
+            # FLIP-306 counts files of state.
+            "cairn.manifest-interval": 0,
             "cairn.changelog.periodic-materialize.interval": "20 s",
             **options,
         },

@@ -17,7 +17,7 @@ class Repetition:
         add_batch_ms: `durationMs.addBatch` of the batches after the first.
         trigger_ms: `durationMs.triggerExecution` of the same.
         files: state files that appeared in storage, over all batches, without the next two.
-        snapshot_files: native's snapshots or Cairn's bases, which are written by the clock.
+        snapshot_files: native's snapshots or Cairn's bases and manifests, written by the clock.
         checksum_files: checksums that Hadoop's local file system adds.
         requests: how many S3 got in each of the same.
         batches: how many batches there were, the first one too.

@@ -49,7 +49,7 @@ def kind_of(path: Path) -> FileKind:
     """Returns what a file is in native's `state/` directory or in Cairn's storage."""
     if path.suffix == ".crc":
         return FileKind.CHECKSUM
-    if path.suffix in (".zip", ".sst") or "shared" in path.parts:
+    if path.suffix in (".zip", ".sst") or "shared" in path.parts or path.name == "_metadata":
         return FileKind.SNAPSHOT
     return FileKind.CHANGE
 

@@ -15,7 +15,7 @@ from cairn.printable import is_printable
 from cairn.units import parse_duration_ms, parse_size_bytes
 
 ADAPTIVE = "adaptive"
-"""The value of a duration that Cairn finds out by itself."""
+"""The value of what Cairn finds out by itself."""
 
 FILE_RETENTION_MS = 3_600_000
 """A metastore that is restored from a backup of the last hour finds all objects that it needs."""
@@ -35,7 +35,8 @@ class Settings:
     file_retention_ms: int = FILE_RETENTION_MS
     history_retention_ms: int = HISTORY_RETENTION_MS
     history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
-    manifest_interval: int = 0
+    manifest_interval: int | None = None
+    """In checkpoints; 0: none; None: adaptive."""
     materialize_enabled: bool = True
     materialize_interval_ms: int = 600_000
     materialize_max_failures: int = 3
@@ -127,8 +128,8 @@ def _duration_ms(lowest_ms: int, highest_ms: float = inf) -> Callable[[object], 
     return parse
 
 
-def _adaptive_or_ms(value: object) -> int | None:
-    return None if value == ADAPTIVE else _duration_ms(1)(value)
+def _adaptive_or(parse: Callable[[object], int]) -> Callable[[object], int | None]:
+    return lambda value: None if value == ADAPTIVE else parse(value)
 
 
 def _one_of(*words: str) -> Callable[[object], str]:
@@ -181,7 +182,11 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
         _whole(1000, 1_000_000_000),
         "1000 to 1000000000",
     ),
-    "cairn.manifest-interval": ("manifest_interval", _whole(0, 1_000_000), "0 to 1000000"),
+    "cairn.manifest-interval": (
+        "manifest_interval",
+        _adaptive_or(_whole(0, 1_000_000)),
+        f"{ADAPTIVE} or 0 to 1000000",
+    ),
     "cairn.changelog.periodic-materialize.enabled": (
         "materialize_enabled",
         _switch,
@@ -239,7 +244,7 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
     ),
     "cairn.changelog.dstl.upload.timeout": (
         "upload_timeout_ms",
-        _adaptive_or_ms,
+        _adaptive_or(_duration_ms(1)),
         f"{ADAPTIVE} or {_DURATION}, at least 1 ms",
     ),
     "cairn.changelog.dstl.upload.max-attempts": ("upload_max_attempts", _whole(1, 100), "1 to 100"),

@@ -107,6 +107,8 @@ class Job(Base):
     next_checkpoint_id: Mapped[int] = mapped_column(server_default="1")
     file_retention_ms: Mapped[int] = mapped_column(server_default="3600000")
     """How long an object stays that was condemned; a restored backup may need it until then."""
+    keeps_manifest: Mapped[bool] = mapped_column(server_default="false")
+    """Whether the newest checkpoint with a manifest stays: a lost metastore is rebuilt from it."""
     history_retention_ms: Mapped[int] = mapped_column(server_default="604800000")
     """How long rows stay that nothing needs any more."""
     history_max_checkpoints: Mapped[int] = mapped_column(server_default="500000")
@@ -140,6 +142,7 @@ class Run(Base):
     time_mode: Mapped[str | None]
     num_retained: Mapped[int | None]
     file_retention_ms: Mapped[int | None]
+    keeps_manifest: Mapped[bool | None]
     history_retention_ms: Mapped[int | None]
     history_max_checkpoints: Mapped[int | None]
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())

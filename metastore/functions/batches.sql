@@ -270,6 +270,7 @@ BEGIN
     SET time_mode = run.time_mode,
         num_retained = coalesce(run.num_retained, j.num_retained),
         file_retention_ms = coalesce(run.file_retention_ms, j.file_retention_ms),
+        keeps_manifest = coalesce(run.keeps_manifest, j.keeps_manifest),
         history_retention_ms = coalesce(run.history_retention_ms, j.history_retention_ms),
         history_max_checkpoints = coalesce(run.history_max_checkpoints, j.history_max_checkpoints)
     WHERE j.job_id = run.job_id;

@@ -17,6 +17,7 @@ from benchmarks.streams import FileKind, kind_of
         ("checkpoint/state/0/1/.12.zip.crc", FileKind.CHECKSUM),
         ("storage/job-1/taskmanager-owned/2-58/78.seg", FileKind.CHANGE),
         ("storage/job-1/shared/subtask-0-2/78.seg", FileKind.SNAPSHOT),
+        ("storage/job-1/chk-7/_metadata", FileKind.SNAPSHOT),
     ],
 )
 def test_files_that_come_by_the_clock_are_told_from_changes(path: str, kind: FileKind) -> None:

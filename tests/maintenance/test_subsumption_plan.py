@@ -82,7 +82,7 @@ class ModelJob:
                 current_epoch=self.current_epoch,
             ),
             checkpoints=tuple(
-                RetainedCheckpoint(i, s, is_pinned=i in self.pinned)
+                RetainedCheckpoint(i, s, is_kept=i in self.pinned)
                 for i, s in self.checkpoints.items()
                 if s in RETAINED
             ),

@@ -185,4 +185,4 @@ def interval_manifest(facts: dict[str, Any], batch_id: int) -> None:
     plan = plan_of(facts)
     manager = TaskManager(plan, EXECUTOR)
     start = manager.begin(plan.batch(QUERY, batch_id))
-    write_manifest_if_due(manager, open_store(plan.storage), start.parent)
+    write_manifest_if_due(manager, open_store(plan.storage), start)

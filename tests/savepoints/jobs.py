@@ -52,7 +52,7 @@ class Query:
     storage: str
     local_dir: str
     job: str = "words"
-    interval: int = 0
+    interval: int | None = 0
     plan: RunContext = field(init=False)
     run: RegisteredRun = field(init=False)
     attempts: int = 0
@@ -74,6 +74,7 @@ class Query:
             max_parallelism=MAX_PARALLELISM,
             num_retained=2,
             file_retention_ms=DELETE_AT_ONCE_MS,
+            keeps_manifest=self.interval is None,
             key_schema={"fields": []},
             states=[],
         )
@@ -113,8 +114,8 @@ class Query:
             replace(task, change_lists=change_lists).run()
         manager = TaskManager(self.plan, EXECUTOR)
         begun = manager.begin(self.plan.batch(QUERY, batch_id))
-        if self.interval:
-            write_manifest_if_due(manager, self.store, begun.parent)
+        if self.interval != 0:
+            write_manifest_if_due(manager, self.store, begun)
         return begun.checkpoint_id
 
     def task(

@@ -380,7 +380,7 @@ def test_a_manifest_that_fails_is_logged_and_the_next_batchs_is_tried(
         query.batch(batch_id)
         manager = TaskManager(query.plan, EXECUTOR)
         start = manager.begin(query.plan.batch(QUERY, batch_id))
-        write_manifest_if_due(manager, broken, start.parent)
+        write_manifest_if_due(manager, broken, start)
     assert broken.tries == 2, "of checkpoints 2 and 3"
     assert "no manifest of checkpoint 3: disk full" in caplog.text
     query.interval = 2

@@ -29,8 +29,8 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.cleanup.needs import (
     any_uuid,
+    is_kept,
     is_needed,
-    is_pinned,
     multirange,
 )
 from cairn.catalog.cleanup.snapshot import RETAINED, UNNEEDED_FILES, JobFacts
@@ -170,7 +170,7 @@ def _subsume(
             Checkpoint.checkpoint_id == any_(literal(list(checkpoints), ARRAY(BigInteger))),
             Checkpoint.status == CheckpointStatus.CONFIRMED,
             Checkpoint.checkpoint_id < select(func.min(newest.c.checkpoint_id)).scalar_subquery(),
-            ~is_pinned(),
+            ~is_kept(job.job_id),
         )
         .values(status=CheckpointStatus.SUBSUMED, ended_at=func.now())
     ).rowcount

@@ -13,13 +13,16 @@ from sqlalchemy import (
     ColumnElement,
     Uuid,
     any_,
+    false,
     func,
     literal,
+    or_,
     select,
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from metastore.models import Checkpoint, Pin, PlacedSegment
+from metastore.enums import SegmentKind, SegmentStatus
+from metastore.models import Checkpoint, Job, Pin, PlacedSegment
 
 
 def multirange(
@@ -60,6 +63,28 @@ def is_pinned() -> ColumnElement[bool]:
             Pin.removed_at.is_(None),
         )
         .exists()
+    )
+
+
+def is_kept(job_id: str) -> ColumnElement[bool]:
+    """Returns the condition that a job's checkpoint stays besides the newest ones.
+
+    It has an open pin, or the newest manifest of a job that writes manifests: a lost metastore is
+    rebuilt from that one.
+    """
+    newest = (
+        select(PlacedSegment.first_checkpoint)
+        .where(
+            PlacedSegment.job_id == job_id,
+            PlacedSegment.status == SegmentStatus.LIVE,
+            PlacedSegment.kind == SegmentKind.MANIFEST,
+            select(Job.keeps_manifest).where(Job.job_id == job_id).scalar_subquery(),
+        )
+        .order_by(PlacedSegment.first_checkpoint.desc())
+        .limit(1)
+    )
+    return or_(
+        is_pinned(), func.coalesce(Checkpoint.checkpoint_id == newest.scalar_subquery(), false())
     )
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from cairn.catalog.cleanup.needs import any_uuid, is_needed, is_pinned, multirange_of
+from cairn.catalog.cleanup.needs import any_uuid, is_kept, is_needed, multirange_of
 from cairn.catalog.job.segments import read_one_instant
 from cairn.catalog.jobs import find_job
 from metastore.enums import CheckpointStatus, FileStatus, SegmentStatus
@@ -69,7 +69,7 @@ class RetainedCheckpoint:
 
     checkpoint_id: int
     status: CheckpointStatus
-    is_pinned: bool = False
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,16 +190,16 @@ def _retained_checkpoints(
     All retained checkpoints up to the horizon are in it; None: all are. Pinned ones do not count
     towards the limit, or many of them would hide what can be subsumed.
     """
-    pinned = is_pinned()
-    columns = (Checkpoint.checkpoint_id, Checkpoint.status, pinned)
+    kept_besides = is_kept(job.job_id)
+    columns = (Checkpoint.checkpoint_id, Checkpoint.status, kept_besides)
     is_retained = (Checkpoint.job_id == job.job_id, Checkpoint.status.in_(RETAINED))
     oldest = connection.execute(
         select(*columns)
-        .where(*is_retained, ~pinned)
+        .where(*is_retained, ~kept_besides)
         .order_by(Checkpoint.checkpoint_id)
         .limit(PLAN_ROWS)
     ).all()
-    kept = connection.execute(select(*columns).where(*is_retained, pinned)).all()
+    kept = connection.execute(select(*columns).where(*is_retained, kept_besides)).all()
     newest = connection.execute(
         select(*columns)
         .where(Checkpoint.job_id == job.job_id, Checkpoint.status == CheckpointStatus.CONFIRMED)
@@ -223,7 +223,7 @@ def subsumed_of(checkpoints: Iterable[RetainedCheckpoint], num_retained: int) ->
         key=lambda one: one.checkpoint_id,
     )
     # Pinned ones stay besides, and do not take the place of one that is retained.
-    return [old.checkpoint_id for old in confirmed[:-num_retained] if not old.is_pinned]
+    return [old.checkpoint_id for old in confirmed[:-num_retained] if not old.is_kept]
 
 
 def _released_segments(

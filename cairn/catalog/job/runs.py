@@ -53,6 +53,8 @@ class Registration:
     watermark_job_id: str | None = None
     """The job upstream whose watermark counts, instead of delays of its own."""
     file_retention_ms: int = FILE_RETENTION_MS
+    keeps_manifest: bool = False
+    """Whether it writes manifests, and the newest checkpoint that has one is to stay."""
     history_retention_ms: int = HISTORY_RETENTION_MS
     history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
     origin: Manifest | None = None
@@ -226,6 +228,7 @@ def _epoch(
             time_mode=registration.time_mode,
             num_retained=registration.num_retained,
             file_retention_ms=registration.file_retention_ms,
+            keeps_manifest=registration.keeps_manifest,
             history_retention_ms=registration.history_retention_ms,
             history_max_checkpoints=registration.history_max_checkpoints,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Row, and_, func, select, text
+from sqlalchemy import BigInteger, Connection, Row, and_, cast, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.batch_ref import RunRef
@@ -34,6 +34,15 @@ class IntendedManifest:
     file_id: str
     path: str
     is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewestManifest:
+    """A manifest that is written: when, in ms since 1970, and how many segments it names."""
+
+    checkpoint_id: int
+    made_ms: int
+    segments: int
 
 
 def describe_checkpoint(connection: Connection, job_id: str, checkpoint_id: int) -> Manifest:
@@ -189,15 +198,20 @@ def manifest_handle(manifest: Manifest, file_id: str, path: str, data: bytes) ->
     return spec.at(path, segment_id=file_id)
 
 
-def newest_manifest(connection: Connection, job_id: str) -> int:
-    """Returns the newest checkpoint whose manifest is written; 0 if there is none."""
-    return connection.execute(
-        select(func.coalesce(func.max(PlacedSegment.first_checkpoint), 0)).where(
+def newest_manifest(connection: Connection, job_id: str) -> NewestManifest | None:
+    """Returns the manifest of the newest checkpoint that has one; None if there is none."""
+    made_ms = cast(func.extract("epoch", PlacedSegment.created_at) * 1000, BigInteger)
+    row = connection.execute(
+        select(PlacedSegment.first_checkpoint, made_ms, PlacedSegment.entries)
+        .where(
             PlacedSegment.job_id == job_id,
             PlacedSegment.status == SegmentStatus.LIVE,
             PlacedSegment.kind == SegmentKind.MANIFEST,
         )
-    ).scalar_one()
+        .order_by(PlacedSegment.first_checkpoint.desc())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else NewestManifest(*row)
 
 
 def _seen(connection: Connection, job_id: str, checkpoint_id: int) -> tuple[int | None, ...]:

@@ -132,6 +132,7 @@ def _on_stream(
         max_parallelism=job.settings.max_parallelism,
         num_retained=job.settings.num_retained,
         file_retention_ms=job.settings.file_retention_ms,
+        keeps_manifest=job.settings.manifest_interval != 0,
         history_retention_ms=job.settings.history_retention_ms,
         history_max_checkpoints=job.settings.history_max_checkpoints,
         key_schema=operator.key_schema,

@@ -82,8 +82,8 @@ def run_task(
             )
             attempt.commit(task.run(subtasks))
         # One task is enough, and every batch has a partition 0.
-        if run.settings.manifest_interval and context.partitionId() == 0:
-            write_manifest_if_due(manager, attempt.store, start.parent)
+        if run.settings.manifest_interval != 0 and context.partitionId() == 0:
+            write_manifest_if_due(manager, attempt.store, start)
         yield from output.read()
 
 
