@@ -46,7 +46,7 @@ GRANT SELECT, INSERT ON
     cairn.materializations
     TO cairn_writer;
 GRANT UPDATE (query_id, current_epoch, next_checkpoint_id, time_mode, num_retained,
-              file_retention_ms, history_retention_ms, history_max_checkpoints)
+              file_retention_ms, keeps_manifest, history_retention_ms, history_max_checkpoints)
     ON cairn.jobs TO cairn_writer;
 GRANT UPDATE (query_id, started_at, seen_at, ended_at) ON cairn.runs TO cairn_writer;
 GRANT UPDATE (value_schema, dropped_at) ON cairn.state_variables TO cairn_writer;
