@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection, insert, text
 
 from cairn.catalog.catalog import Catalog
+from cairn.layout import shared_directory
 from metastore.enums import Scope
 from metastore.models import PhysicalFile
 from tests.dags.conftest import Airflow
@@ -20,7 +22,9 @@ def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
     airflow: Airflow, metastore_url: str, tmp_storage: str
 ) -> None:
     job = SyntheticJob(metastore_url, tmp_storage).create()
-    undeletable = f"{job.job_id}/shared/{'x' * 300}.seg"  # no file system takes the name
+    directory = shared_directory(job.job_id, 0, 9)
+    loop = Path(job.storage.removeprefix("file://")) / directory
+    loop.symlink_to(loop.name)  # a link to itself: nothing below it can be reached
 
     def add(connection: Connection) -> None:
         connection.execute(
@@ -28,7 +32,7 @@ def test_deletes_that_fail_fail_the_task_so_that_it_is_retried(
                 file_id=uuid4(),
                 job_id=job.job_id,
                 epoch=1,
-                path=undeletable,
+                path=f"{directory}/{uuid4()}.seg",
                 scope=Scope.SHARED,
                 created_at=text("now() - interval '1 hour'"),
             )
