@@ -146,9 +146,10 @@ def test_changelog_of_a_retained_checkpoint_and_of_its_lineage_does_not_die(rows
         refused(rows, die, "CA009", f"cannot die .*checkpoint id {checkpoint_id}")
     for checkpoint_id in (1, 2):
         rows.set_status(Checkpoint, Checkpoint.checkpoint_id == checkpoint_id, "SUBSUMED")
-    refused(
-        rows, own(rows, "group_commits status = 'DEAD' WHERE checkpoint_id < 4"), "CA009", "die"
-    )
+    # Those before a retained checkpoint are replayed, too, although the base replaces them later.
+    for newest in (2, 3):
+        die = own(rows, f"group_commits status = 'DEAD' WHERE checkpoint_id <= {newest}")
+        refused(rows, die, "CA009", "needs cannot die")
     rows.set_status(Checkpoint, Checkpoint.checkpoint_id == 3, "SUBSUMED")
     rows.execute(own(rows, "group_commits status = 'DEAD' WHERE checkpoint_id < 4"))
 
