@@ -94,7 +94,8 @@ def refusal(found: Found) -> CairnError:
         return StorageError(
             f"{where} has no owner object of generation {facts.written_generation}, which this "
             "metastore has written: the storage is not mounted, was emptied, or is not the one "
-            "that it was. Nothing is taken for deleted. Bring the storage back",
+            "that it was. Nothing is taken for deleted. Bring the storage back; if this is it, and "
+            f"only its owner object is gone, run `cairn metastore take-over {facts.job}`",
             job=facts.job,
         )
     if owner is not None and found.standing is Standing.OTHER_TIMELINE:

@@ -22,6 +22,7 @@ from cairn.catalog.savepoints.pins import Pinned, pin_checkpoint, remove_pins
 from cairn.errors import RefusedError
 from cairn.manifest import Manifest, decode, encode
 from cairn.names import check_name
+from cairn.ownership.take import own_root
 from cairn.storage import ObjectStore, open_store
 from cairn.storage.store import put_in_time
 from metastore.enums import PinKind
@@ -47,7 +48,8 @@ def pin(
 
     Raises:
         BadInputError: there is no such job, or a pin may not have the name.
-        RefusedError: the checkpoint is not CONFIRMED, or see `write_manifest`; it has no new pin.
+        RefusedError: the checkpoint is not CONFIRMED, the job's root is another metastore's, or see
+            `write_manifest`; it has no new pin.
         StoreFailedError: the metastore or the storage failed; call again.
     """
     check_name("a pin", name or "")
@@ -59,8 +61,11 @@ def pin(
     )
     if dry_run:
         return pinned
+    store = open_store(pinned.storage)
     try:
-        _write(catalog, open_store(pinned.storage), pinned.job_id, pinned.checkpoint_id)
+        # A rehearsal writes nothing below a root that another metastore has.
+        own_root(catalog, store, pinned.job_id)
+        _write(catalog, store, pinned.job_id, pinned.checkpoint_id)
     except RefusedError:
         if pinned.is_new:
             catalog.run(

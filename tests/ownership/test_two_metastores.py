@@ -89,6 +89,14 @@ def test_a_rehearsed_recovery_reads_all_and_deletes_nothing(live: Query, rehears
     cleanup_job(live.catalog, "words")
 
 
+def test_a_rehearsal_makes_no_savepoint(live: Query, rehearsal: Query) -> None:
+    before, pins = objects(live), rehearsal.sql("SELECT count(*) FROM cairn.pins")
+    with pytest.raises(RefusedError, match="belongs to metastore"):
+        rehearsal.savepoint(name="mine")
+    assert rehearsal.sql("SELECT count(*) FROM cairn.pins WHERE removed_at IS NULL") == pins
+    assert objects(live) == before
+
+
 def test_the_refusal_names_both_metastores(live: Query, rehearsal: Query) -> None:
     [(ours,)] = live.sql("SELECT metastore_id FROM cairn.metastore")
     [(theirs,)] = rehearsal.sql("SELECT metastore_id FROM cairn.metastore")

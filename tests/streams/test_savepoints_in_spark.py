@@ -115,7 +115,7 @@ def lose(settings: Settings, url: str) -> Settings:
 
     Catalog(settings.metastore).run("losing the metastore", drop)
     dispose_engines()
-    report = rebuild(Catalog(url), settings.storage)
+    report = rebuild(Catalog(url), settings.storage, takes_over=True)
     assert (len(report.jobs), report.problems) == (1, ())
     return replace(settings, metastore=url)
 
