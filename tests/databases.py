@@ -78,6 +78,19 @@ def create(server: str, template: str) -> str:
     return _of(server, name)
 
 
+def be_restored(copy: str, of: str, *, timeline: int) -> None:
+    """Has a copy of a metastore say that it is the same database, on a timeline of its own."""
+    with connect(of) as connection:
+        database_id = connection.scalar(text("SELECT cairn.database_id()"))
+    with connect(copy) as connection:
+        for signature, answer in (
+            ("database_id() RETURNS text", f"'{database_id}'"),
+            ("timeline() RETURNS bigint", timeline),
+        ):
+            made = f"CREATE OR REPLACE FUNCTION cairn.{signature} LANGUAGE sql RETURN {answer}"
+            connection.execute(text(made))
+
+
 def drop(url: str) -> None:
     """Removes a database, whoever is connected to it."""
     with connect(_of(url, "postgres")) as connection:

@@ -148,6 +148,7 @@ class StatefulJob:
         deleted: Collection[str] = (),
         time_mode: TimeMode = TimeMode.NONE,
         delays_ms: Sequence[int] = (),
+        owns_root: bool = True,
     ) -> StatefulJob:
         """Registers a run; the next batch is the first of it."""
         registration = Registration(
@@ -165,7 +166,8 @@ class StatefulJob:
             watermark_delays_ms=delays_ms,
         )
         run = self._run(lambda c: register_run(c, registration))
-        own_root(self.catalog, open_store(self.storage), run.job_id)
+        if owns_root:
+            own_root(self.catalog, open_store(self.storage), run.job_id)
         self.job_id, self.epoch = run.job_id, run.epoch
         self.run_id = str(registration.run_id)
         return self

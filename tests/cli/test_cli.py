@@ -257,6 +257,7 @@ def test_cleanup_of_all_continues_after_a_job_whose_files_cannot_be_deleted(
     cairn: Cairn, metastore_url: str, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
+        (tmp_path / name).mkdir()
         job = StatefulJob(metastore_url, (tmp_path / name).as_uri(), name=name).register()
         for n in range(4):
             job.batch(put_count(1, "eu", n))
@@ -279,7 +280,7 @@ def test_cleanup_of_all_continues_after_a_job_whose_files_cannot_be_deleted(
 def test_cleanup_of_all_continues_after_a_job_whose_storage_is_refused(
     cairn: Cairn, metastore_url: str, tmp_storage: str
 ) -> None:
-    StatefulJob(metastore_url, "s3://somebody-elses", name="a").register()
+    StatefulJob(metastore_url, "s3://somebody-elses", name="a").register(owns_root=False)
     StatefulJob(metastore_url, tmp_storage, name="b").register()
     outcome = cairn("cleanup", "--json")
     assert outcome.code == 4

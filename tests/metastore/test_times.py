@@ -92,9 +92,12 @@ def watermark(seen: Sequence[int | None], delays_ms: Sequence[int]) -> int:
 )
 @given(first_delays=delays, stream=st.lists(batches(), min_size=1, max_size=5))
 def test_times_of_a_batch_stay_and_never_decrease(
-    shared_metastore_url: str, first_delays: tuple[int, ...], stream: list[Batch]
+    shared_metastore_url: str,
+    tmp_storage: str,
+    first_delays: tuple[int, ...],
+    stream: list[Batch],
 ) -> None:
-    steps = Steps(shared_metastore_url, "file:///nowhere")
+    steps = Steps(shared_metastore_url, tmp_storage)
     delays_ms: Sequence[int] = first_delays
     epoch = steps.register(SUBTASKS, watermark_delays_ms=delays_ms)
     seen: list[int | None] = [None] * INPUTS
@@ -128,9 +131,9 @@ def run_batch(steps: Steps, epoch: int, batch_id: int, seen_ms: int) -> BatchSta
 
 
 def test_a_longer_delay_after_a_restart_does_not_take_the_watermark_back(
-    shared_metastore_url: str,
+    shared_metastore_url: str, tmp_storage: str
 ) -> None:
-    steps = Steps(shared_metastore_url, "file:///nowhere")
+    steps = Steps(shared_metastore_url, tmp_storage)
     epoch = steps.register(1, watermark_delays_ms=[0])
     run_batch(steps, epoch, 0, 100)
     assert run_batch(steps, epoch, 1, 0).watermark_ms == 100
@@ -138,9 +141,11 @@ def test_a_longer_delay_after_a_restart_does_not_take_the_watermark_back(
     assert run_batch(steps, epoch, 2, 0).watermark_ms == 100
 
 
-def test_a_job_downstream_has_the_watermark_of_the_job_upstream(shared_metastore_url: str) -> None:
-    first = Steps(shared_metastore_url, "file:///nowhere")
-    second = Steps(shared_metastore_url, "file:///nowhere")
+def test_a_job_downstream_has_the_watermark_of_the_job_upstream(
+    shared_metastore_url: str, tmp_storage: str
+) -> None:
+    first = Steps(shared_metastore_url, tmp_storage)
+    second = Steps(shared_metastore_url, tmp_storage)
     epoch = first.register(1, watermark_delays_ms=[10])
     follower = second.register(1, watermark_job_id=first.job_id)
     seen = [100, 50, 300]
@@ -152,10 +157,10 @@ def test_a_job_downstream_has_the_watermark_of_the_job_upstream(shared_metastore
 
 
 def test_a_job_downstream_follows_the_run_upstream_that_began_the_batch_again(
-    shared_metastore_url: str,
+    shared_metastore_url: str, tmp_storage: str
 ) -> None:
-    first = Steps(shared_metastore_url, "file:///nowhere")
-    second = Steps(shared_metastore_url, "file:///nowhere")
+    first = Steps(shared_metastore_url, tmp_storage)
+    second = Steps(shared_metastore_url, tmp_storage)
     epoch = first.register(1, watermark_delays_ms=[10])
     follower = second.register(1, watermark_job_id=first.job_id)
     run_batch(first, epoch, 0, 100)
@@ -171,10 +176,10 @@ def test_a_job_downstream_follows_the_run_upstream_that_began_the_batch_again(
 
 
 def test_a_job_downstream_of_one_that_is_not_in_its_query_is_refused(
-    shared_metastore_url: str,
+    shared_metastore_url: str, tmp_storage: str
 ) -> None:
-    first = Steps(shared_metastore_url, "file:///nowhere")
-    second = Steps(shared_metastore_url, "file:///nowhere")
+    first = Steps(shared_metastore_url, tmp_storage)
+    second = Steps(shared_metastore_url, tmp_storage)
     first.begin(first.ref(first.register(1), 0, "another query"))
     follower = second.register(1, watermark_job_id=first.job_id)
     with pytest.raises(RefusedError, match="which has not begun batch 0 of this query"):

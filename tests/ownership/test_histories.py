@@ -20,7 +20,7 @@ from cairn.cli import main
 from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.ownership.take import own_root, take_over
-from tests.databases import connect, create, drop
+from tests.databases import be_restored, connect, create, drop
 from tests.maintenance.synthetic import SyntheticJob, dump
 from tests.runtime.tasks import remembered
 from tests.savepoints.jobs import Query
@@ -140,13 +140,7 @@ def test_of_two_that_are_alike_the_one_that_takes_over_fences_the_other(
     job: SyntheticJob, copied_url: str
 ) -> None:
     """As after a copy of the data directory: every id and the timeline are the same."""
-    with Catalog(copied_url).begin() as connection:
-        connection.execute(
-            text(
-                "CREATE OR REPLACE FUNCTION cairn.database_id() RETURNS text LANGUAGE sql STABLE"
-                f" RETURN '{identity(job.url)[0]}'"
-            )
-        )
+    be_restored(copied_url, job.url, timeline=identity(job.url)[1])
     take_over(Catalog(copied_url), job.store, job.job_id)
     with pytest.raises(RefusedError, match="generation 2"):
         cleanup_job(job.catalog, job.name)

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy import make_url
 
 from cairn.catalog.catalog import dispose_engines
 from cairn.errors import CorruptSegmentError, FencedError, StorageError
@@ -25,6 +24,7 @@ from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.state.entries import entry_prefix, split
 from cairn.storage import open_store
+from tests.databases import be_restored, create
 from tests.runtime.tasks import (
     MAX_PARALLELISM,
     QUERY,
@@ -309,14 +309,11 @@ def test_a_batch_that_was_abandoned_half_way_leaves_no_trace(stream: Stream) -> 
 
 
 def backup(url: str) -> str:
-    """Returns the URL of a copy of the metastore as it is now."""
+    """Returns the URL of the metastore as a backup of now brings it back: on another timeline."""
     dispose_engines()
-    name = f"test_{uuid4().hex}"
-    server = make_url(url).set(database="postgres")
-    engine = create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {make_url(url).database}"))
-    return make_url(url).set(database=name).render_as_string(hide_password=False)
+    copy = create(url, template=str(make_url(url).database))
+    be_restored(copy, url, timeline=2)
+    return copy
 
 
 @pytest.mark.parametrize("runs_lost", [0, 1, 3])
