@@ -26,6 +26,7 @@ from cairn.runtime.driver.job_spec import JobSpec
 from cairn.savepoints.rebuild import rebuild
 from cairn.settings import Settings
 from cairn.storage.posix import PosixStore
+from tests.databases import connect
 from tests.maintenance.synthetic import SyntheticJob
 from tests.savepoints.jobs import Query
 
@@ -122,7 +123,8 @@ def test_two_drivers_of_one_metastore_own_a_new_root_together(
 ) -> None:
     query = Query(metastore_url, tmp_storage, str(tmp_path / "local")).start()
     (query.root / "owner" / f"{1:020}").unlink()
-    with query.catalog.begin() as connection:
+    with connect(query.url) as connection:
+        connection.exec_driver_sql("SET session_replication_role = replica")
         connection.exec_driver_sql("DELETE FROM cairn.ownerships")
     store = Together(tmp_path / "storage")
     store.barrier = Barrier(2)

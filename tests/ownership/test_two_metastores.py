@@ -20,6 +20,7 @@ from cairn.ownership.objects import write_owner
 from cairn.ownership.take import own_root, take_over
 from cairn.savepoints.rebuild import rebuild
 from cairn.storage.posix import PosixStore
+from tests.databases import connect
 from tests.maintenance.synthetic import SyntheticJob, dump
 from tests.runtime.tasks import remembered
 from tests.savepoints.jobs import Query
@@ -211,7 +212,8 @@ def test_a_directory_on_an_empty_mount_point_is_not_taken_for_removed(
 def test_a_job_that_nobody_owns_yet_deletes_nothing(job: SyntheticJob) -> None:
     for stored in job.store.list(f"{job.job_id}/owner/"):
         job.store.delete_many([stored.path])
-    with job.catalog.begin() as connection:
+    with connect(job.url) as connection:
+        connection.exec_driver_sql("SET session_replication_role = replica")
         connection.exec_driver_sql("DELETE FROM cairn.ownerships")
     before = job.objects()
     with pytest.raises(RefusedError, match=r"no metastore owns .*Start the job, or"):
