@@ -9,11 +9,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from cairn.catalog.cleanup.apply import apply_plan, store_plan
 from cairn.catalog.cleanup.deletions import open_intents, record_outcome, total_open
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, read_snapshot
+from cairn.catalog.cleanup.verification import live_segments_of
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.catalog.job.materializations import (
@@ -235,6 +236,26 @@ def total_of_open_intents(job: LargeJob, connection: Connection) -> Work:
     return partial(total_open, job_id=job.job_id)
 
 
+def live_segments_of_files(job: LargeJob, connection: Connection) -> Work:
+    """Returns the read of what `cairn verify --checksums` checks at once: half of it committed."""
+    file_ids = [
+        file_id
+        for table in ("group_commits", "placed_segments")
+        for file_id in connection.scalars(
+            text(
+                f"SELECT file_id FROM cairn.{table}"  # noqa: S608 - fixed names
+                " WHERE job_id = :job AND status = 'LIVE' LIMIT 25"
+            ),
+            {"job": job.job_id},
+        )
+    ]
+
+    def work(connection: Connection) -> None:
+        assert len(live_segments_of(connection, file_ids)) > len(file_ids)
+
+    return work
+
+
 def removal_of_directories(job: LargeJob, connection: Connection) -> Work:
     """Returns the removal of those of an earlier run, of as many that are kept."""
     job.give_up_directories(connection)
@@ -298,5 +319,6 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
         total_of_open_intents,
         Limit(6 * PLAN_ROWS, 12 * PLAN_ROWS),
     ),
+    "live segments of 50 files": (live_segments_of_files, Limit(2 * BASES, 3 * BASES)),
     "removal of directories": (removal_of_directories, Limit(5 * FILES, 5 * FILES)),
 }

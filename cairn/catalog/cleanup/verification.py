@@ -79,10 +79,15 @@ def files_at(connection: Connection, job_id: str, paths: Sequence[str]) -> dict[
     return {row["path"]: KnownFile(**row) for row in rows.mappings()}
 
 
+# First the segments, by an index: asked for each file, the view would read all commits again.
 _LIVE_SEGMENTS = text("""
+    WITH live AS MATERIALIZED (
+        SELECT segment_id, file_id, offset_bytes, size_bytes, sha256 FROM cairn.segments
+        WHERE file_id = ANY (:file_ids) AND status = 'LIVE'
+    )
     SELECT s.segment_id, s.file_id, f.path, s.offset_bytes, s.size_bytes, s.sha256
-    FROM cairn.physical_files AS f JOIN cairn.segments AS s ON s.file_id = f.file_id
-    WHERE f.file_id = ANY (:file_ids) AND f.status = 'SEALED' AND s.status = 'LIVE'
+    FROM live AS s JOIN cairn.physical_files AS f ON f.file_id = s.file_id
+    WHERE f.status = 'SEALED'
     ORDER BY f.path, s.offset_bytes
 """).bindparams(bindparam("file_ids", type_=ARRAY(Uuid())))
 
