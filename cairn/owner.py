@@ -98,9 +98,22 @@ def standing(facts: OwnFacts, owner: Owner | None) -> Standing:
     found = 0 if owner is None else owner.generation
     if found < facts.written_generation:
         return Standing.MISSING
-    if mine is not None and found < mine.generation and mine.database_id == facts.database_id:
-        return Standing.UNFINISHED
-    return Standing.UNOWNED if owner is None else Standing.FOREIGN
+    if owner is None:
+        is_begun = mine is not None and mine.database_id == facts.database_id
+        return Standing.UNFINISHED if is_begun else Standing.UNOWNED
+    if mine is None or found >= mine.generation or not _is_own(owner, facts):
+        return Standing.FOREIGN
+    # A take-over that was begun is finished by another one only, where that is what it was for.
+    return Standing.UNFINISHED if owner.timeline == facts.timeline else Standing.OTHER_TIMELINE
+
+
+def _is_own(owner: Owner, facts: OwnFacts) -> bool:
+    """Tells whether this metastore wrote an owner object; one that is alike may have others."""
+    return (owner.metastore_id, owner.database_id, owner.generation) == (
+        facts.metastore_id,
+        facts.database_id,
+        facts.written_generation,
+    )
 
 
 def encode(owner: Owner) -> bytes:

@@ -39,7 +39,7 @@ from metastore.enums import (
 from metastore.forms import DIRECTORY_FORM, FILE_FORM, JOB_ID_FORM, STORAGE_FORM
 from metastore.group_commits import GroupCommit
 from metastore.history import HistoryDay
-from metastore.maintenance_runs import MaintenanceRun
+from metastore.maintenance_runs import Deletion, MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.ownership import Metastore, Ownership
 from metastore.state_variables import StateVariable
@@ -328,6 +328,12 @@ class PlacedSegment(Base):
             postgresql_where=text("kind = 'changelog' AND status = 'LIVE'"),
         ),
         Index(
+            "ix_placed_segments__manifests",
+            "job_id",
+            "first_checkpoint",
+            postgresql_where=text("kind = 'manifest' AND status = 'LIVE'"),
+        ),
+        Index(
             "uq_placed_segments__operator",
             "job_id",
             "first_checkpoint",
@@ -368,27 +374,3 @@ class PlacedSegment(Base):
         enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
     )
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-
-
-class Deletion(Base):
-    """One row per object to delete, committed before its bytes are deleted: the delete intent."""
-
-    __tablename__ = "deletions"
-    __table_args__ = (
-        Index(None, "maintenance_run_id"),
-        Index(
-            "ix_deletions__open",
-            "job_id",
-            "requested_at",
-            "file_id",
-            postgresql_where=text("done_at IS NULL"),
-        ),
-    )
-    file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id), primary_key=True)
-    job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id))
-    path: Mapped[str]
-    maintenance_run_id: Mapped[UUID] = mapped_column(ForeignKey(MaintenanceRun.maintenance_run_id))
-    attempts: Mapped[int] = mapped_column(server_default="0")
-    last_error: Mapped[str | None]
-    requested_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    done_at: Mapped[datetime | None]

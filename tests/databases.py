@@ -125,10 +125,11 @@ def _of(server: str, database: str) -> str:
 
 
 def copy_rows(source_url: str, target_url: str) -> None:
-    """Makes the rows of an empty metastore those of another one, as restoring a backup does."""
+    """Makes the rows of a metastore those of another one, as restoring a backup does."""
     with connect(source_url) as source, connect(target_url) as target:
         target.execute(text("SET session_replication_role = replica"))
         for table in Base.metadata.sorted_tables:
+            target.execute(table.delete())
             read = text(f"SELECT CAST(to_jsonb(t) AS text) FROM {table} AS t")  # noqa: S608
             write = text(
                 f"INSERT INTO {table} SELECT made.* FROM unnest(CAST(:rows AS text[])) AS one,"  # noqa: S608

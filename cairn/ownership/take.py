@@ -14,7 +14,7 @@ from uuid import uuid4
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.ownership import begin_ownership, end_ownership, own_facts
 from cairn.errors import CorruptSegmentError
-from cairn.owner import Owner, OwnFacts, Standing
+from cairn.owner import Owner, Standing
 from cairn.ownership.check import Found, look_up, refusal
 from cairn.ownership.objects import newest_generation, newest_manifest, read_owner, write_owner
 from cairn.storage import ObjectStore
@@ -57,7 +57,7 @@ def own_root(catalog: Catalog, store: ObjectStore, job_id: str) -> None:
         _log.warning("%s", refusal(found), extra={"job": found.facts.job})
     elif found.standing is not Standing.OWNED:
         raise refusal(found)
-    _end(catalog, found.facts)
+    _end(catalog, found)
 
 
 def take_over(
@@ -84,7 +84,7 @@ def take_over(
         found = look_up(catalog, store, job_id)
         if found.standing is not Standing.OWNED:
             raise refusal(found)
-        _end(catalog, found.facts)
+        _end(catalog, found)
     report = TakenOver(
         job=facts.job,
         job_id=job_id,
@@ -135,13 +135,15 @@ def _begin_and_write(
     return mine.generation
 
 
-def _end(catalog: Catalog, facts: OwnFacts) -> None:
-    mine = facts.ownership
-    if mine is not None and not mine.is_written:
-        catalog.run(
-            f"recording who owns {facts.job_id}/",
-            lambda connection: end_ownership(connection, facts.job_id, mine.ownership_id),
-        )
+def _end(catalog: Catalog, found: Found) -> None:
+    mine, owner = found.facts.ownership, found.owner
+    # A take-over that was begun has no object yet, whatever counts until then.
+    if mine is None or mine.is_written or owner is None or owner.ownership_id != mine.ownership_id:
+        return
+    catalog.run(
+        f"recording who owns {found.facts.job_id}/",
+        lambda connection: end_ownership(connection, found.facts.job_id, mine.ownership_id),
+    )
 
 
 def _owner_at(store: ObjectStore, job_id: str, generation: int) -> Owner | None:

@@ -285,6 +285,8 @@ CHECKS = {
 }
 """The tests that ask Spark, by the first cell of the line."""
 NOT_ASKED_OF_SPARK = {
+    "names of state variables over 255 characters, of fields over 2,000, or with control "
+    "characters": "what Cairn refuses",
     "event time after a union or a join of inputs with `withWatermark`": "what Cairn refuses",
     "removing or renaming a field of a state variable, another type but a wider one": "Cairn's",
     "`spark.speculation`": "a setting of the application",

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from cairn.catalog.catalog import Catalog
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
+from cairn.ownership.take import take_over
 from cairn.storage import open_store
 from tests.databases import copy_rows
 from tests.maintenance.synthetic import SyntheticJob
@@ -129,6 +130,8 @@ def test_a_metastore_restored_from_a_backup_of_20_batches_ago_has_all_objects_th
     )
     assert needed
     assert needed <= objects
+    # In another database it is another metastore.
+    take_over(backup, open_store(tmp_storage), plan.job_id)
     restored = new_run(
         other_url, tmp_storage, str(tmp_path / "other"), parallelism=1, options=options
     )

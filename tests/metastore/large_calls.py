@@ -302,7 +302,7 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
         one_instant(content),
         Limit(3 * FILES, 4 * FILES),
     ),
-    "intent and seal of a manifest": (manifests_rows, Limit(BASES + 50, 150)),
+    "intent and seal of a manifest": (manifests_rows, Limit(50, 150)),
     "pin": (pin, Limit(20, 60)),
     "unpin": (unpin, Limit(20, 60)),
     "snapshot of nothing to do": (

@@ -71,7 +71,10 @@ THEIRS = replace(OWNER, metastore_id=uuid(20), database_id="9-9-9", ownership_id
         (NEW, None, Standing.UNOWNED),
         (NEW, THEIRS, Standing.FOREIGN),
         (BEGUN, EARLIER, Standing.UNFINISHED),
-        (BEGUN, replace(THEIRS, generation=1), Standing.UNFINISHED),
+        # A take-over that was begun is not finished by whoever asks next.
+        (BEGUN, replace(THEIRS, generation=1), Standing.FOREIGN),
+        (replace(BEGUN, timeline=2), EARLIER, Standing.OTHER_TIMELINE),
+        (replace(BEGUN, written_generation=0), EARLIER, Standing.FOREIGN),
         (BEGUN, OWNER, Standing.OWNED),
         (BEGUN, THEIRS, Standing.FOREIGN),
         (BEGUN, None, Standing.MISSING),

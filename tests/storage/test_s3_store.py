@@ -351,7 +351,8 @@ def test_chunks_of_a_large_object_are_not_joined_in_memory() -> None:
     finally:
         tracemalloc.stop()
     assert client.size_bytes == 64 << 20
-    assert peak_bytes < 8 << 20
+    # Other threads of the process allocate, too; joined it would be 64 MB.
+    assert peak_bytes < 32 << 20
 
 
 @given(

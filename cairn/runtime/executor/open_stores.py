@@ -15,8 +15,9 @@ IDLE_S = 600.0
 _MOST = 512
 """Each has 64 GB of address space, of which a process has 128 TB."""
 _LEAST = 8
-_SHARE_OF_DESCRIPTORS = 8
-"""Three descriptors each, so three eighths of those that the process may have."""
+_SHARE_OF_DESCRIPTORS = 4
+"""Three descriptors each, so three quarters of those that the process may have: of the usual 1,024
+enough for 200 subtasks, which Spark makes by default."""
 
 _open: OrderedDict[tuple[int, Path], LocalStore] = OrderedDict()
 

@@ -340,6 +340,9 @@ CREATE INDEX ix_placed_segments__key_groups ON cairn.placed_segments USING gist 
 
 CREATE INDEX ix_placed_segments__live ON cairn.placed_segments (job_id, first_checkpoint) WHERE status = 'LIVE';
 
+CREATE INDEX ix_placed_segments__manifests ON cairn.placed_segments (job_id, first_checkpoint)
+    WHERE kind = 'manifest' AND status = 'LIVE';
+
 CREATE UNIQUE INDEX uq_placed_segments__operator ON cairn.placed_segments (job_id, first_checkpoint, subtask)
     WHERE kind = 'operator' AND status = 'LIVE';
 
