@@ -36,9 +36,9 @@ def find_job(connection: Connection, name: str, *, locked: bool = False) -> Row[
 
 
 def end_of_file_retention(job_id: str) -> ScalarSelect[datetime]:
-    """Returns the moment until which a job's condemned files and given up directories may go.
+    """Returns the moment that is a job's `cairn.file-retention` ago.
 
-    What was condemned or given up later stays: a backup of the metastore may still need it.
+    What was condemned or given up before may be deleted; a backup may still need what was later.
     """
     retention = func.make_interval(0, 0, 0, 0, 0, 0, Job.file_retention_ms / 1000.0)
     moment = func.now(type_=DateTime(timezone=True)) - retention

@@ -45,7 +45,7 @@ def add_commands(
         parents=[common],
         help="delete a job whose query is over: its objects, then its rows",
         epilog="Objects are deleted once they have been condemned for cairn.file-retention: "
-        "another call, or any cleanup, goes on. The job's name is free at once.",
+        "another call, or any cleanup, continues. The job's name is free at once.",
     )
     command.add_argument("job", metavar="JOB", help="the job's name")
     command.add_argument("--dry-run", action="store_true", help="report what there is, change none")
@@ -59,7 +59,7 @@ def add_commands(
 
 
 def drop(catalog: Catalog, arguments: Namespace) -> int:
-    """Deletes a job, or as much of it as may go now; says what is left to do."""
+    """Deletes a job, or as much of it as may be deleted now; says what is left to do."""
     require_current(catalog)
     catalog = replace(catalog, timeout_ms=_TIMEOUT_MS)
     job = find_job_to_drop(catalog, arguments.job)

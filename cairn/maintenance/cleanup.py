@@ -56,8 +56,8 @@ def cleanup_job(
 ) -> CleanupReport:
     """Subsumes a job's old checkpoints, deletes the files that nothing needs, trims the history.
 
-    Files are deleted once they have been condemned for `cairn.file-retention`, by whichever cleanup
-    comes then. Deletes what an earlier cleanup left behind, too. Any number may run at once, also
+    Files are deleted once they have been condemned for `cairn.file-retention`, by the next cleanup
+    after that. Deletes what an earlier cleanup left behind, too. Any number may run at once, also
     beside the job itself. A dry run changes nothing, in the metastore and in storage; where there
     is more to do than fits one plan (`cairn.catalog.cleanup.snapshot.PLAN_ROWS`), it reports the
     first plan. Of a job that was dropped it deletes all, its rows last.

@@ -184,7 +184,7 @@ TABLES = (
     "runs",
     "jobs",
 )
-"""All with rows of a job, in the order of their references: who is named comes last."""
+"""All with rows of a job, in the order of their references: what is referred to is last."""
 _BY_FILE = ("placed_segments", "deletions", "physical_files")
 
 

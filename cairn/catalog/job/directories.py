@@ -77,7 +77,7 @@ def give_up_left(connection: Connection, job_id: str) -> None:
     # First without the lock, which batches wait for: mostly there is none.
     if not connection.scalar(select(exists().where(is_left))):
         return
-    # A run that goes on after its lease writes under this lock, and claims its directories again.
+    # A run that continues after its lease writes under this lock, and claims its directories again.
     lock_job(connection, job_id, exclusive=True)
     connection.execute(
         update(Directory)

@@ -11,7 +11,7 @@ from cairn.catalog.job.fencing import lock_job
 from metastore.models import Job, Run
 
 _SEEN_MIN = 15
-"""A sign of life that is as old is renewed with all that comes with it, as in `ends.sql`."""
+"""A sign of life that is as old is renewed with its directories, as in `ends.sql`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def disk_error(what: str, error: Exception, file: Path) -> StorageError:
     free_bytes = shutil.disk_usage(there).free
     return StorageError(
         f"{what}: {error}. The disk has {free_bytes} bytes free. Free disk space and look for "
-        "errors of the disk, or set cairn.local-dir; nothing is lost, and the next attempt goes on",
+        "errors of the disk, or set cairn.local-dir; nothing is lost, the task runs again",
         file=str(file),
     )
 

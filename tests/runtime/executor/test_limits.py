@@ -62,7 +62,7 @@ def test_a_disk_that_takes_no_more_is_a_storage_error_and_goes_on_when_it_does(
     store = LocalStore(tmp_path / "subtask-0-1")
     with limited(resource.RLIMIT_FSIZE, 1 << 20):
         for _ in range(2):
-            with pytest.raises(StorageError, match=r"bytes free.*the next attempt goes on"):
+            with pytest.raises(StorageError, match=r"bytes free.*nothing is lost"):
                 put(store, 4 << 20)
     with store.read() as reader:
         assert reader.position() is None
