@@ -97,7 +97,7 @@ _BASES = (
         gen_random_uuid(), :job, f.file_id, 'keyed_full', s.number - 1,
         int4range(CAST(32 * (s.number - 1) AS integer), CAST(32 * s.number AS integer)), 0,
         100 * :size, encode(sha256(CAST(CAST(f.file_id AS text) AS bytea)), 'hex'), 10000,
-        :last - 1, :last - 2, f.created_at
+        :last - 2, :last - 3, f.created_at
     FROM (
         SELECT file_id, created_at, row_number() OVER (ORDER BY path) AS number
         FROM cairn.physical_files
@@ -106,15 +106,15 @@ _BASES = (
     JOIN cairn.physical_files AS f ON f.file_id = s.file_id
     """,
     """
-    UPDATE cairn.placed_segments SET released_checkpoint = :last - 1
-    WHERE job_id = :job AND status = 'LIVE' AND first_checkpoint < :last - 1
+    UPDATE cairn.placed_segments SET released_checkpoint = :last - 2
+    WHERE job_id = :job AND status = 'LIVE' AND first_checkpoint < :last - 2
     """,
     """
     INSERT INTO cairn.materializations (
         materialization_id, job_id, epoch, subtask, started_at, finished_at, kind,
         as_of_checkpoint, segments, entries, size_bytes
     )
-    SELECT gen_random_uuid(), :job, 1, s, m.moment, m.moment, 'keyed_full', :last - 2, 1, 10000,
+    SELECT gen_random_uuid(), :job, 1, s, m.moment, m.moment, 'keyed_full', :last - 3, 1, 10000,
         100 * :size
     FROM generate_series(0, 3) AS s
     CROSS JOIN (SELECT :start + :last * interval '1 s' AS moment) AS m
@@ -137,15 +137,15 @@ _CLEANUP = (
         ))
     ), encode(sha256('plan'), 'hex'), :start + :last * interval '1 s'
     FROM cairn.group_commits AS c JOIN cairn.physical_files AS f ON f.file_id = c.file_id
-    WHERE c.job_id = :job AND c.status = 'LIVE' AND c.checkpoint_id < :last - 1
+    WHERE c.job_id = :job AND c.status = 'LIVE' AND c.checkpoint_id < :last - 2
     """,
     """
     UPDATE cairn.checkpoints SET status = 'SUBSUMED', ended_at = :start + :last * interval '1 s'
-    WHERE job_id = :job AND status = 'CONFIRMED' AND checkpoint_id < :last - 1
+    WHERE job_id = :job AND status = 'CONFIRMED' AND checkpoint_id < :last - 2
     """,
     """
     UPDATE cairn.group_commits SET status = 'DEAD'
-    WHERE job_id = :job AND status = 'LIVE' AND checkpoint_id < :last - 1
+    WHERE job_id = :job AND status = 'LIVE' AND checkpoint_id < :last - 2
     """,
     """
     UPDATE cairn.placed_segments SET status = 'DEAD'
@@ -181,7 +181,7 @@ _CLEANUP = (
 
 
 def add_batches(catalog: Catalog, job: JobRef, start: object, first: int, last: int) -> None:
-    """Adds batches, the bases at their end, and what a cleanup makes of all of it.
+    """Adds batches, the bases shortly before their end, and what a cleanup makes of all of it.
 
     Batch n began `start` plus n seconds.
     """
@@ -195,10 +195,17 @@ def add_batches(catalog: Catalog, job: JobRef, start: object, first: int, last: 
         "size": SEGMENT_BYTES,
         "run": run,
     }
-    for sql in (*_BATCHES, *_BASES, *_CLEANUP):
-        statement = text(sql)
-        used = {name: facts[name] for name in statement.compile().params}
-        catalog.run("adding batches", partial(_execute, statement=statement, facts=used))
+    steps = (
+        (_BATCHES, facts | {"last": last - 4}),
+        # Bases are part of checkpoints to come only.
+        (_BASES, facts),
+        (_BATCHES, facts | {"first": last - 3}),
+        (_CLEANUP, facts),
+    )
+    for statements, given in steps:
+        for statement in map(text, statements):
+            used = {name: given[name] for name in statement.compile().params}
+            catalog.run("adding batches", partial(_execute, statement=statement, facts=used))
 
 
 def _execute(connection: Connection, statement: TextClause, facts: dict[str, Any]) -> None:

@@ -118,7 +118,9 @@ class Listing:
         for folder, _, names in os.walk(self._directory):
             for name in names:
                 path = Path(folder, name)
-                if path.suffix != ".crc" and not name.startswith(".tmp-"):
+                # Nor what says who owns the job's root.
+                is_state = path.suffix != ".crc" and Path(folder).name != "owner"
+                if is_state and not name.startswith(".tmp-"):
                     found[path] = path.stat().st_size
         self.present = found
         self.seen |= found.keys()

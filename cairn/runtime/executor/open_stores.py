@@ -15,9 +15,10 @@ IDLE_S = 600.0
 _MOST = 512
 """Each has 64 GB of address space, of which a process has 128 TB."""
 _LEAST = 8
-_SHARE_OF_DESCRIPTORS = 4
-"""Three descriptors each, so three quarters of those that the process may have: of the usual 1,024
-enough for 200 subtasks, which Spark makes by default."""
+_DESCRIPTORS = 3
+"""Of each environment."""
+_OTHER_DESCRIPTORS = 256
+"""Those of Spark, boto3 and the metastore: of the usual 1,024, enough are left for 200 subtasks."""
 
 _open: OrderedDict[tuple[int, Path], LocalStore] = OrderedDict()
 
@@ -50,7 +51,7 @@ def most_open() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return _MOST
-    return min(_MOST, max(_LEAST, limit // _SHARE_OF_DESCRIPTORS))
+    return min(_MOST, max(_LEAST, (limit - _OTHER_DESCRIPTORS) // _DESCRIPTORS))
 
 
 def _close_some() -> None:
