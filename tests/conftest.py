@@ -96,6 +96,14 @@ def _local_state_is_closed() -> Iterator[None]:
         open_stores.close_all()
 
 
+@pytest.fixture(autouse=True)
+def _runs_are_not_watched_any_more() -> Iterator[None]:
+    """Forgets the runs that a test has registered: their metastore is another test's next."""
+    yield
+    if run_watch := sys.modules.get("cairn.runtime.driver.run_watch"):
+        run_watch._watch._runs.clear()
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """A PostgreSQL server for the session; the URL is of a migrated database, the template."""
