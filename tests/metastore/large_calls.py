@@ -296,8 +296,7 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     ),
     "manifest": (
         one_instant(lambda job, c: describe_checkpoint(c, job.job_id, NEWEST)),
-        # A file found by its id is four pages.
-        Limit(3 * FILES, 5 * FILES),
+        Limit(3 * FILES, 4 * FILES),
     ),
     "state": (
         one_instant(content),
