@@ -11,8 +11,10 @@ from benchmarks.results import Repetition, Result
 from benchmarks.workloads import (
     CAIRN,
     CAIRN_MATERIALIZING,
+    CAIRN_NARROW,
     CAIRN_S3,
     CAIRN_SLOW_S3,
+    CAIRN_WIDE,
     FLOOR,
     NATIVE,
     NATIVE_200,
@@ -23,6 +25,12 @@ FEWER_FILES = 20
 FEWER_FILES_THAN_200 = 100
 MOST_ROUND_TRIPS = 2
 MOST_WHILE_MATERIALIZING = 1.1
+MOST_WIDE = 2
+MOST_LATER = 1.1
+_EARLY, _LATE = slice(20, 60), slice(-40, None)
+"""Batches at the start of a stream, once it is warm, and at its end."""
+_MANY = 100
+"""Batches from which on these are not the same."""
 LEAST_COMPARED = 5
 """Batches with a materialization, and without, in a repetition."""
 
@@ -128,6 +136,12 @@ def targets(result: Result) -> Iterator[Target]:
     if {NATIVE_200.name, cairn} <= by_engine.keys():
         files = ratio(NATIVE_200.name, cairn, _files)
         yield target("files, native at 200/Cairn", files, FEWER_FILES_THAN_200, at_least=True)
+    wide = CAIRN_WIDE.name
+    if {CAIRN_NARROW.name, wide} <= by_engine.keys():
+        longer = ratio(wide, CAIRN_NARROW.name, _add_batch_ms)
+        yield target("addBatch, P=200/P=8", longer, MOST_WIDE, at_least=False)
+        if later := [_late(one) / _early(one) for one in by_engine[wide] if one.batches > _MANY]:
+            yield target("addBatch at P=200, late/early", later, MOST_LATER, at_least=False)
     if {CAIRN_S3.name, CAIRN_SLOW_S3.name} <= by_engine.keys():
         slow, fast = by_engine[CAIRN_SLOW_S3.name], by_engine[CAIRN_S3.name]
         requests = [_requests(one) for one in slow]
@@ -142,6 +156,14 @@ def targets(result: Result) -> Iterator[Target]:
 
 def _add_batch_ms(one: Repetition) -> float:
     return statistics.median(one.add_batch_ms)
+
+
+def _early(one: Repetition) -> float:
+    return statistics.median(one.add_batch_ms[_EARLY])
+
+
+def _late(one: Repetition) -> float:
+    return statistics.median(one.add_batch_ms[_LATE])
 
 
 def _while_materializing(one: Repetition) -> float | None:

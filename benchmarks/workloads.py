@@ -46,6 +46,9 @@ CAIRN_MATERIALIZING = Engine(
     # Two subtasks take turns, and each takes about 20 s beside batches on two cores.
     options={"cairn.changelog.periodic-materialize.interval": "80 s"},
 )
+_EVERY_30_S = {"cairn.changelog.periodic-materialize.interval": "30 s"}
+CAIRN_NARROW = Engine("cairn-8", Kind.CAIRN, parallelism=8, options=_EVERY_30_S)
+CAIRN_WIDE = Engine("cairn-200", Kind.CAIRN, parallelism=200, options=_EVERY_30_S)
 CAIRN_S3 = Engine("cairn-s3", Kind.CAIRN, delay_ms=0)
 CAIRN_SLOW_S3 = Engine(f"cairn-s3-{REQUEST_DELAY_MS}ms", Kind.CAIRN, delay_ms=REQUEST_DELAY_MS)
 
@@ -208,6 +211,15 @@ WORKLOADS = (
         rows=2_000,
         keys=2_000,
         engines=(NATIVE_200, CAIRN),
+        once=True,
+    ),
+    replace(
+        COUNTING_P8,
+        name="wide",
+        about="counting, P=200 beside P=8, materialized every 30 s",
+        rows=20_000,
+        engines=(CAIRN_NARROW, CAIRN_WIDE),
+        batches=500,
         once=True,
     ),
 )

@@ -107,3 +107,18 @@ def test_plot_has_a_bar_for_each_engine() -> None:
     result = Result(workload("map"), {"native": timed(400), "cairn": timed(100)})
     widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', plot([result]))]
     assert widths == [pytest.approx(4 * widths[1]), widths[1]]
+
+
+def test_a_wide_stream_is_compared_with_a_narrow_one_and_its_end_with_its_start() -> None:
+    narrow = replace(ONE, add_batch_ms=[100] * 200, batches=201)
+    wide = replace(narrow, add_batch_ms=[900] * 20 + [150] * 140 + [180] * 40)
+    result = Result(workload("wide"), {"cairn-8": [narrow], "cairn-200": [wide]})
+    found = {target.what: target for target in targets(result)}
+    assert found["addBatch, P=200/P=8"].spread.median == 1.5
+    assert found["addBatch at P=200, late/early"].spread.median == pytest.approx(1.2)
+    assert not found["addBatch at P=200, late/early"].met
+
+
+def test_the_end_of_a_short_stream_is_not_compared() -> None:
+    result = Result(workload("wide"), {"cairn-8": [ONE], "cairn-200": [ONE]})
+    assert [target.what for target in targets(result)] == ["addBatch, P=200/P=8"]

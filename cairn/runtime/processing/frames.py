@@ -218,6 +218,9 @@ def _arranged(frame: pd.DataFrame, names: list[str], settings: FrameSettings) ->
                 f"{len(names)}: {', '.join(names)}"
             )
         return frame.set_axis(names, axis=1)
+    # Choosing columns copies a frame, and there is one for each key.
+    if list(frame.columns) == names:
+        return frame
     if missing := [name for name in names if name not in frame.columns]:
         raise BadInputError(
             f"an output frame lacks the columns {', '.join(missing)}; it has "

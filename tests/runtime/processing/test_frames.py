@@ -55,6 +55,18 @@ def test_a_frame_that_lacks_a_column_is_refused_with_its_name() -> None:
         frames_to_batch([pd.DataFrame({"k": ["a"]})], SCHEMA, FrameSettings())
 
 
+def test_no_columns_are_chosen_from_a_frame_that_has_just_those(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frames = [pd.DataFrame({"k": [key], "n": [1]}) for key in "ab"]
+
+    def chosen(_: pd.DataFrame, names: object) -> None:
+        pytest.fail(f"columns were chosen, which copies a frame: {names}")
+
+    monkeypatch.setattr(pd.DataFrame, "__getitem__", chosen)
+    assert frames_to_batch(frames, SCHEMA, FrameSettings()).num_rows == 2
+
+
 def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
     frame = pd.DataFrame([["a", "b", 3]], columns=["k", "k", "n"])
     with pytest.raises(BadInputError, match="two columns of one name; it has k, k, n"):
