@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,12 @@ SMALL_BYTES = 16 << 10
 """Keys and values up to here are compressed with LZ4: setting up zstd for each buffer of a small
 segment takes ten times as long as all else, both to write it and to read it."""
 
+CHUNK_BYTES = 32 << 20
+"""About how much of the state one base holds; a key group is never split."""
+BINARY_LIMIT_BYTES = 2**31 - 1
+"""Most bytes of the keys or of the values in a record batch with 32-bit offsets."""
+
 _VERSION_KEY = b"cairn.format_version"
-_BINARY_LIMIT_BYTES = 2**31 - 1
 _BYTES_PER_ROW = 13  # of the fixed columns and two offsets
 _LONG_KEY_BYTES = 256
 _FIXED_FIELDS = (
@@ -64,40 +69,47 @@ def encode(changes: Changes, *, metadata: Mapping[str, str], use_threads: bool =
     ops, keys, values = changes.ops, changes.keys, changes.values
     total_bytes, longest_bytes = changes.size_bytes, 0
     is_small = total_bytes <= SMALL_BYTES
-    if total_bytes > _BINARY_LIMIT_BYTES:
+    if total_bytes > BINARY_LIMIT_BYTES:
         longest_bytes = max(map(len, filter(None, values)), default=0)
     # 32-bit offsets unless one value alone may pass them: a batch ends with the row that fills it.
-    fits = BYTES_PER_BATCH + longest_bytes <= _BINARY_LIMIT_BYTES
-    binary = pa.binary() if fits else pa.large_binary()
-    schema = pa.schema(
-        [
-            *_FIXED_FIELDS,
-            pa.field("key", binary, nullable=False),
-            pa.field("value", binary),
-        ],
-        metadata={
-            _VERSION_KEY: FORMAT_VERSION.encode(),
-            **{f"cairn.{name}".encode(): text.encode() for name, text in metadata.items()},
-        },
-    )
+    fits = BYTES_PER_BATCH + longest_bytes <= BINARY_LIMIT_BYTES
+    schema = schema_of(metadata, pa.binary() if fits else pa.large_binary())
 
     def batches() -> Iterator[pa.RecordBatch]:
         for rows in _record_batches(keys, values, total_bytes):
-            columns = [
-                *_heads(keys[rows]),
-                _bytes(ops[rows]),
-                _binary(keys[rows], binary),
-                _binary(values[rows], binary),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield record_batch(schema, ops[rows], keys[rows], values[rows])
 
     return write_file(
         schema,
         batches,
-        unpacked_bytes=total_bytes + _BYTES_PER_ROW * len(keys),
+        unpacked_bytes=unpacked_bytes(total_bytes, len(keys)),
         codec="lz4" if is_small else "zstd",
         use_threads=use_threads and not is_small,
     )
+
+
+def schema_of(metadata: Mapping[str, str], binary: pa.DataType) -> pa.Schema:
+    """Returns the schema of a segment whose keys and values are of one of Arrow's two types."""
+    fields = [*_FIXED_FIELDS, pa.field("key", binary, nullable=False), pa.field("value", binary)]
+    about = {f"cairn.{name}".encode(): text.encode() for name, text in metadata.items()}
+    return pa.schema(fields, metadata={_VERSION_KEY: FORMAT_VERSION.encode(), **about})
+
+
+def record_batch(
+    schema: pa.Schema,
+    ops: Sequence[int],
+    keys: Sequence[bytes],
+    values: Sequence[bytes | None],
+) -> pa.RecordBatch:
+    """Returns changes as a record batch of a segment's schema."""
+    binary = schema.field("key").type
+    columns = [*_heads(keys), _bytes(ops), _binary(keys, binary), _binary(values, binary)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def unpacked_bytes(entry_bytes: int, rows: int) -> int:
+    """Returns about what the columns of a segment have, before they are compressed."""
+    return entry_bytes + _BYTES_PER_ROW * rows
 
 
 def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[Changes]:
@@ -110,7 +122,7 @@ def decode(data: bytes, key_groups: KeyGroupRange | None = None) -> Iterator[Cha
 
 
 def record_batches(
-    data: bytes,
+    data: bytes | mmap,
     key_groups: KeyGroupRange | None = None,
     *,
     use_threads: bool = True,

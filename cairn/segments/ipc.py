@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from mmap import mmap
 
 import pyarrow as pa
 
@@ -46,14 +47,19 @@ def write_file(
         for batch in batches():
             writer.write(batch)
     data: bytes = sink.getvalue().to_pybytes()
-    if codec != "lz4" and unpacked_bytes > _UNPACKED_PER_BYTE_WRITTEN * len(data):
+    if codec != "lz4" and not has_readable_size(data, unpacked_bytes):
         return write_file(
             schema, batches, unpacked_bytes=unpacked_bytes, codec="lz4", use_threads=use_threads
         )
     return data
 
 
-def open_file(data: bytes, *, use_threads: bool = True) -> pa.ipc.RecordBatchFileReader:
+def has_readable_size(data: bytes | mmap, unpacked_bytes: int) -> bool:
+    """Tells whether a file unpacks to no more than a reader takes; with LZ4 it does."""
+    return unpacked_bytes <= _UNPACKED_PER_BYTE_WRITTEN * len(data)
+
+
+def open_file(data: bytes | mmap, *, use_threads: bool = True) -> pa.ipc.RecordBatchFileReader:
     """Returns a reader of an IPC file that unpacks to no more than `UNPACKED_PER_BYTE` allows.
 
     Raises:
@@ -81,7 +87,7 @@ def decoding(what: str) -> Iterator[None]:
         raise CorruptSegmentError(f"{what} cannot be decoded: {error}") from error
 
 
-def _unpacked(data: bytes, limit_bytes: int) -> Iterator[int]:
+def _unpacked(data: bytes | mmap, limit_bytes: int) -> Iterator[int]:
     """Yields what each record batch claims to unpack to, by the footer and the batches' heads.
 
     Their form is that of flatbuffers, https://arrow.apache.org/docs/format/Columnar.html.
@@ -99,7 +105,7 @@ def _unpacked(data: bytes, limit_bytes: int) -> Iterator[int]:
         yield _unpacked_batch(data, offset, head_bytes, limit_bytes)
 
 
-def _unpacked_batch(data: bytes, offset: int, head_bytes: int, limit_bytes: int) -> int:
+def _unpacked_batch(data: bytes | mmap, offset: int, head_bytes: int, limit_bytes: int) -> int:
     if not 0 <= offset <= offset + head_bytes <= len(data):
         raise pa.ArrowInvalid("a record batch lies outside of it")
     message = _root(data, offset + 8)  # after a mark and the length
@@ -128,13 +134,13 @@ def _unpacked_batch(data: bytes, offset: int, head_bytes: int, limit_bytes: int)
     return unpacked_bytes
 
 
-def _root(data: bytes, start: int) -> int:
+def _root(data: bytes | mmap, start: int) -> int:
     if start < 0:
         raise pa.ArrowInvalid("it is no Arrow file")
     return int(start + _uint32(data, start)[0])
 
 
-def _field(data: bytes, table: int, number: int) -> int:
+def _field(data: bytes | mmap, table: int, number: int) -> int:
     """Returns where a table's field is; 0 if it has none."""
     vtable = table - _int32(data, table)[0]
     if vtable < 0:
@@ -146,7 +152,7 @@ def _field(data: bytes, table: int, number: int) -> int:
     return int(table + offset) if offset else 0
 
 
-def _vector(data: bytes, table: int, number: int, item_bytes: int) -> tuple[int, int]:
+def _vector(data: bytes | mmap, table: int, number: int, item_bytes: int) -> tuple[int, int]:
     """Returns where the items of a table's field start, and their number."""
     field = _field(data, table, number)
     if not field:

@@ -52,17 +52,27 @@ def read_segments(
     job: str,
     key_groups: KeyGroupRange | None = None,
     use_threads: bool = True,
+    ahead_bytes: int | None = None,
 ) -> Iterator[tuple[SegmentHandle, Changes]]:
     """Yields the changes of segments in the order given, as `read_segment` does, batch by batch.
 
     Every segment has at least one batch, which is empty if it has no changes. While one batch is
     worked on, the next is decompressed, and the segments after it are read and checked, in threads
-    that do not hold the interpreter's lock. So a restore waits for the store once and not for each
-    segment. These threads end with the call; `use_threads` lets those of Arrow's pool decompress.
+    that do not hold the interpreter's lock, up to `ahead_bytes` (None: `READ_AHEAD_BYTES`). So a
+    restore waits for the store once and not for each segment. These threads end with the call;
+    `use_threads` lets those of Arrow's pool decompress.
     """
     # One decoder: it is always one batch ahead, and batches stay in order.
     with ThreadPoolExecutor(READ_AHEAD) as readers, ThreadPoolExecutor(1) as decoder:
-        batches = _batches(readers, store, handles, job, key_groups, use_threads=use_threads)
+        batches = _batches(
+            readers,
+            store,
+            handles,
+            job,
+            key_groups,
+            use_threads=use_threads,
+            ahead_bytes=READ_AHEAD_BYTES if ahead_bytes is None else ahead_bytes,
+        )
         upcoming = decoder.submit(next, batches, None)
         while (found := upcoming.result()) is not None:
             upcoming = decoder.submit(next, batches, None)
@@ -78,17 +88,18 @@ def _batches(
     key_groups: KeyGroupRange | None,
     *,
     use_threads: bool,
+    ahead_bytes: int,
 ) -> Iterator[tuple[SegmentHandle, pa.RecordBatch | None]]:
     """Yields None for a segment without changes."""
     waiting = deque(handles)
     ahead: deque[tuple[SegmentHandle, Future[bytes]]] = deque()
-    ahead_bytes = 0
+    waiting_bytes = 0
     while waiting or ahead:
         while waiting and len(ahead) < READ_AHEAD:
             # One at least, however large it is.
-            if ahead and ahead_bytes + waiting[0].size_bytes > READ_AHEAD_BYTES:
+            if ahead and waiting_bytes + waiting[0].size_bytes > ahead_bytes:
                 break
-            ahead_bytes += waiting[0].size_bytes
+            waiting_bytes += waiting[0].size_bytes
             ahead.append((waiting[0], readers.submit(read_bytes, store, waiting[0], job=job)))
             waiting.popleft()
         handle, reading = ahead.popleft()
@@ -98,7 +109,7 @@ def _batches(
         # A base without entries still clears its key groups.
         if batch is None:
             yield handle, None
-        ahead_bytes -= handle.size_bytes
+        waiting_bytes -= handle.size_bytes
 
 
 def read_bytes(store: ObjectStore, handle: SegmentHandle, *, job: str) -> bytes:
@@ -109,16 +120,24 @@ def read_bytes(store: ObjectStore, handle: SegmentHandle, *, job: str) -> bytes:
         StorageError: the object is missing or cannot be read.
     """
     data: bytes = store.get(handle.path, offset=handle.offset, size_bytes=handle.size_bytes)
-    found = hashlib.sha256(data).hexdigest()
-    if found != handle.sha256:
+    check_bytes(handle, len(data), hashlib.sha256(data).hexdigest(), job=job)
+    return data
+
+
+def check_bytes(handle: SegmentHandle, size_bytes: int, sha256: str, *, job: str) -> None:
+    """Compares what was read of a segment, its size and checksum, with what was recorded.
+
+    Raises:
+        CorruptSegmentError: they differ.
+    """
+    if sha256 != handle.sha256:
         raise corrupt(
             job,
             handle,
             f"segment {handle.segment_id} is not what was written: expected "
-            f"{handle.size_bytes} bytes with SHA-256 {handle.sha256}, found {len(data)} bytes "
-            f"with {found}",
+            f"{handle.size_bytes} bytes with SHA-256 {handle.sha256}, found {size_bytes} bytes "
+            f"with {sha256}",
         )
-    return data
 
 
 def _decode(

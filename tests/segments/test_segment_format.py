@@ -89,7 +89,7 @@ def test_changes_of_more_than_2_gib_are_read_back_in_batches_that_fit_into_memor
 
 def test_a_value_too_long_for_a_binary_column_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_format, "BYTES_PER_BATCH", 20)
-    monkeypatch.setattr(segment_format, "_BINARY_LIMIT_BYTES", 50)
+    monkeypatch.setattr(segment_format, "BINARY_LIMIT_BYTES", 50)
     changes = Changes([PUT] * 2, CHANGES.keys[:2], [b"short", b"v" * 60])
     data = encoded(changes)
     assert pa.ipc.open_file(data).schema.field("value").type == pa.large_binary()

@@ -24,7 +24,8 @@ from cairn.runtime.materialization.progress import (
     record_progress,
     suspect,
 )
-from cairn.runtime.materialization.write import CHUNK_BYTES, Compute
+from cairn.runtime.materialization.write import Compute
+from cairn.segments.format import CHUNK_BYTES
 
 IDLE_S = 30.0
 """How long the process stays without an order. Its start costs more than it does meanwhile."""

@@ -30,14 +30,13 @@ from cairn.runtime.executor.local_reader import LocalReader
 from cairn.runtime.executor.local_record import Digest
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.materialization.increment import Touched, net_changes, touched_by
+from cairn.segments.format import CHUNK_BYTES
 from cairn.segments.reader import read_segments
 from cairn.state.view import PUT, Changes
 from metastore.enums import Scope, SegmentKind
 
 _log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 32 << 20
-"""About how much of the state one segment holds; a key group is never split."""
 FULL_FROM_SHARE = 0.25
 """Most bytes on top of the bases before the next materialization, as a share of the bases' bytes.
 
