@@ -5,6 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_NUMBER = "[0-9]{1,19}"
+_DIRECTORY = f"(?:shared/subtask-{_NUMBER}-{_NUMBER}|taskmanager-owned/[A-Za-z0-9_-]{{1,100}})"
+_FILE = re.compile(f"[^/]+/(?:{_DIRECTORY}/{_UUID}|exclusive/{_NUMBER}-{_NUMBER}-{_UUID})[.]seg")
+_MADE = re.compile(f"[^/]+/(?:{_DIRECTORY}|shared|taskmanager-owned|exclusive|owner|chk-{_NUMBER})")
+_UNFINISHED = re.compile(rf"{_MADE.pattern}/[.]tmp-{_UUID}")
+
 _HIGHEST_ID = 2**62
 """Of checkpoints and runs: paths with others are of no job."""
 
@@ -55,6 +62,26 @@ def split_manifest_path(path: str) -> tuple[str, str, int] | None:
     if match is None or int(match[3]) > _HIGHEST_ID:
         return None
     return match[1] or "", match[2], int(match[3])
+
+
+def is_file(path: str) -> bool:
+    """Tells whether a path has the form of a physical file with segments."""
+    return _FILE.fullmatch(path) is not None
+
+
+def is_manifest(path: str) -> bool:
+    """Tells whether a path has the form of a manifest below a job's storage."""
+    return (parts := split_manifest_path(path)) is not None and not parts[0]
+
+
+def is_unfinished(path: str) -> bool:
+    """Tells whether a path has the form of an unfinished write, in a directory that a job makes."""
+    return _UNFINISHED.fullmatch(path) is not None
+
+
+def is_directory(path: str) -> bool:
+    """Tells whether a path has the form of a directory that a job makes below its root."""
+    return _MADE.fullmatch(path) is not None
 
 
 def epoch_of(path: str) -> int | None:

@@ -72,6 +72,20 @@ class MaintenanceStatus(StrEnum):
     FAILED = "FAILED"
 
 
+class QuarantineStatus(StrEnum):
+    """QUARANTINED → CONDEMNED → DELETED; QUARANTINED → RESTORED; → RELEASED from these three."""
+
+    QUARANTINED = "QUARANTINED"
+    """An orphan that is kept until its time is over."""
+    CONDEMNED = "CONDEMNED"
+    """To be deleted: the intent, committed before the object goes."""
+    DELETED = "DELETED"
+    RESTORED = "RESTORED"
+    """Somebody wants it kept."""
+    RELEASED = "RELEASED"
+    """It was no orphan any more, gone, or another object."""
+
+
 class StateKind(StrEnum):
     """The kinds of state variable: three by key, and lists of a subtask."""
 

@@ -42,6 +42,7 @@ from metastore.history import HistoryDay
 from metastore.maintenance_runs import Deletion, MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.ownership import Metastore, Ownership
+from metastore.quarantine import QuarantinedObject
 from metastore.state_variables import StateVariable
 from metastore.tenants import Tenant
 
@@ -66,6 +67,7 @@ __all__ = [
     "PhysicalFile",
     "Pin",
     "PlacedSegment",
+    "QuarantinedObject",
     "Run",
     "SegmentStatus",
     "StateKind",

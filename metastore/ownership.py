@@ -39,3 +39,5 @@ class Ownership(Base):
     began_at: Mapped[datetime] = mapped_column(server_default=func.now())
     written_at: Mapped[datetime | None]
     """When the owner object was known to be in storage."""
+    confirmed_at: Mapped[datetime | None]
+    """Since when sweeps may set aside what was there before this metastore had the root."""

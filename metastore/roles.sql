@@ -75,6 +75,11 @@ GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_mai
 GRANT INSERT ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;
 GRANT UPDATE (status, result, finished_at) ON cairn.maintenance_runs TO cairn_maintainer;
 GRANT UPDATE (attempts, last_error, done_at) ON cairn.deletions TO cairn_maintainer;
+GRANT SELECT, INSERT, DELETE ON cairn.quarantined_objects TO cairn_maintainer;
+GRANT UPDATE (status, condemned_at, restored_at, released_at, deleted_at, last_error)
+    ON cairn.quarantined_objects TO cairn_maintainer;
+-- That a sweep may look at what was there before this metastore had a root.
+GRANT UPDATE (confirmed_at) ON cairn.ownerships TO cairn_maintainer;
 GRANT DELETE ON
     cairn.checkpoints, cairn.pins, cairn.group_commits, cairn.physical_files, cairn.directories,
     cairn.placed_segments, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from itertools import islice
+from uuid import UUID
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.deletions import DeleteIntent, open_intents, record_outcome
+from cairn.catalog.cleanup.quarantine import Condemned, condemned_after, record_swept
 from cairn.catalog.cleanup.snapshot import JobFacts
-from cairn.catalog.job.directories import give_up_left, given_up_directories, record_removed
+from cairn.catalog.job.directories import (
+    give_up_left,
+    given_up_directories,
+    kept_directories,
+    record_removed,
+)
 from cairn.errors import RefusedError
-from cairn.layout import generation_of, owns
+from cairn.layout import generation_of, is_directory, is_unfinished, owns
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import require_allowed
 from cairn.ownership.check import require_last_owner, require_owner
 from cairn.storage import ObjectStore
+from cairn.storage.inventory import Inventory, UnfinishedUpload
 
 _log = logging.getLogger(__name__)
 
 BATCH_OBJECTS = 1000
 """Objects a request; S3 takes no more."""
+
+_LOOKS = 16
+"""Objects that are looked at at once before they are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +131,77 @@ def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> N
         _log.info("directories removed", extra=facts)
 
 
+def delete_quarantined(
+    catalog: Catalog,
+    job: JobFacts,
+    store: ObjectStore,
+    inventory: Inventory,
+    *,
+    progress: Progress = silent,
+) -> Deleted:
+    """Deletes what a sweep has set aside, and whose delete intent is committed, if it is the same.
+
+    What is another object by now leaves the quarantine; what is gone counts as deleted.
+
+    Raises:
+        RefusedError, StorageError: see `delete_condemned`.
+    """
+    require_allowed(job, store.url)
+    files = size_bytes = failed = 0
+    last: UUID | None = None
+    while intents := _condemned_after(catalog, job, last):
+        # Before each request, as another metastore may take the root over at any time.
+        require_owner(catalog, store, job.job_id)
+        _refuse_foreign(job, [intent.place.path for intent in intents])
+        changed = _changed(inventory, intents)
+        same = [intent for intent in intents if intent.quarantine_id not in changed]
+        errors = _delete_all(store, inventory, same)
+        gone = [one.quarantine_id for one in same if one.quarantine_id not in errors]
+        deleted, deleted_bytes = catalog.run(
+            "recording deletions of orphans",
+            partial(record_swept, gone=gone, changed=changed, failed=errors),
+        )
+        files += deleted
+        size_bytes += deleted_bytes
+        failed += len(errors)
+        if errors:
+            _warn_of_failed(job, {str(one): error for one, error in errors.items()})
+        last = intents[-1].quarantine_id
+        progress("orphans deleted", deleted)
+    return Deleted(files, size_bytes, failed)
+
+
+def delete_empty_directories(
+    catalog: Catalog,
+    job: JobFacts,
+    store: ObjectStore,
+    inventory: Inventory,
+    is_old: Callable[[datetime], bool],
+) -> int:
+    """Deletes directories without any entry that are a job's by name, old, and nobody's by rows.
+
+    Returns how many. One that a writer makes again at this moment, the writer finds missing.
+
+    Raises:
+        RefusedError, StorageError: see `delete_directories`.
+    """
+    require_allowed(job, store.url)
+    found = (
+        one.path
+        for one in inventory.empty_directories(job.job_id)
+        if is_directory(one.path) and is_old(one.modified_at)
+    )
+    removed = 0
+    while some := list(islice(found, BATCH_OBJECTS)):
+        _refuse_foreign(job, some)
+        kept = catalog.run(
+            "reading directories in use", partial(kept_directories, job_id=job.job_id, paths=some)
+        )
+        require_owner(catalog, store, job.job_id)
+        removed += sum(store.remove_directory(path) for path in some if path not in kept)
+    return removed
+
+
 def delete_root(catalog: Catalog, job: JobFacts, store: ObjectStore) -> bool:
     """Deletes the owner objects and empty directories of a dropped job whose files are all deleted.
 
@@ -142,6 +227,45 @@ def _open_intents(
         "reading delete intents",
         lambda c: open_intents(c, job.job_id, after=after, limit=BATCH_OBJECTS),
     )
+
+
+def _condemned_after(catalog: Catalog, job: JobFacts, after: UUID | None) -> list[Condemned]:
+    return catalog.run(
+        "reading delete intents of orphans",
+        lambda c: condemned_after(c, job.job_id, after=after, limit=BATCH_OBJECTS),
+    )
+
+
+def _changed(inventory: Inventory, intents: Sequence[Condemned]) -> set[UUID]:
+    """Returns which intents are of another object than what lies there now."""
+    objects = [intent for intent in intents if not intent.place.upload_id]
+    with ThreadPoolExecutor(_LOOKS) as threads:
+        found = list(threads.map(lambda intent: inventory.find(intent.place.path), objects))
+    return {
+        intent.quarantine_id
+        for intent, now in zip(objects, found, strict=True)
+        if now is not None
+        and (now.size_bytes, now.version, now.modified_at)
+        != (intent.size_bytes, intent.version, intent.modified_at)
+    }
+
+
+def _delete_all(
+    store: ObjectStore, inventory: Inventory, intents: Sequence[Condemned]
+) -> dict[UUID, str]:
+    """Deletes objects, unfinished writes and unfinished uploads; returns errors by intent."""
+    uploads = [one for one in intents if one.place.upload_id]
+    written = [one for one in intents if not one.place.upload_id]
+    unfinished = [one for one in written if is_unfinished(one.place.path)]
+    objects = [one for one in written if not is_unfinished(one.place.path)]
+    by_path = store.delete_many([one.place.path for one in objects])
+    by_path |= inventory.delete_unfinished([one.place.path for one in unfinished])
+    by_upload = inventory.abort_uploads(
+        [UnfinishedUpload(one.place.path, one.place.upload_id, one.modified_at) for one in uploads]
+    )
+    failed = {one.quarantine_id: by_path.get(one.place.path) for one in written}
+    failed |= {one.quarantine_id: by_upload.get(one.place.upload_id) for one in uploads}
+    return {one: error for one, error in failed.items() if error is not None}
 
 
 def _warn_of_failed(job: JobFacts, errors: Mapping[str, str]) -> None:

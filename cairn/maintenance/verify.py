@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from heapq import merge
 from itertools import groupby, islice
 from typing import TypeVar
 
@@ -23,20 +22,17 @@ from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.verification import (
     KnownFile,
     LiveSegment,
-    files_after,
     files_at,
     live_segments_of,
 )
 from cairn.catalog.jobs import find_job
 from cairn.errors import StorageError
 from cairn.layout import generation_of
+from cairn.maintenance.merge_rows import PAGE_FILES, beside, file_rows
 from cairn.storage import ObjectStore, StoredObject, open_store
 from metastore.enums import FileStatus
 
 T = TypeVar("T")
-
-PAGE_FILES = 1000
-"""Rows, and suspects, that are in memory at once."""
 
 _FILES_READ = 50
 """Files whose segments are in memory at once: a file may have thousands."""
@@ -130,17 +126,8 @@ class Verification:
         while file_ids := list(islice(needed, _FILES_READ)):
             yield self._run(partial(live_segments_of, file_ids=file_ids))
 
-    def _pages(self) -> Iterator[list[KnownFile]]:
-        after = ""
-        while page := self._run(
-            partial(files_after, job_id=self.job_id, after=after, limit=PAGE_FILES)
-        ):
-            yield page
-            after = page[-1].path
-
     def _files(self) -> Iterator[KnownFile]:
-        for page in self._pages():
-            yield from page
+        return file_rows(self._run, self.job_id)
 
     def _objects(self) -> Iterator[StoredObject]:
         for number, found in enumerate(self.store.list(f"{self.job_id}/"), start=1):
@@ -233,20 +220,10 @@ def _suspects(
 
     With them the object, or None where the listing had none.
     """
-    both: Iterator[KnownFile | StoredObject] = merge(files, objects, key=_path)
-    for path, pair in groupby(both, key=_path):
-        needs_bytes, found, is_known = 0, None, False
-        for one in pair:
-            if isinstance(one, KnownFile):
-                needs_bytes, is_known = one.needs_bytes, True
-            else:
-                found = one
-        if not is_known or (needs_bytes and (found is None or found.size_bytes < needs_bytes)):
+    for path, file, found in beside(files, objects):
+        needs_bytes = file.needs_bytes if file else 0
+        if file is None or (needs_bytes and (found is None or found.size_bytes < needs_bytes)):
             yield path, found
-
-
-def _path(one: KnownFile | StoredObject) -> str:
-    return one.path
 
 
 def _problem(

@@ -8,10 +8,19 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from cairn.errors import BadInputError
+from cairn.storage.inventory import Inventory
 from cairn.storage.posix import PosixStore
+from cairn.storage.posix_inventory import PosixInventory
 from cairn.storage.store import ObjectStore, StoredObject, check_path
 
-__all__ = ["ObjectStore", "StoredObject", "normalise_url", "open_store"]
+__all__ = [
+    "Inventory",
+    "ObjectStore",
+    "StoredObject",
+    "inventory_of",
+    "normalise_url",
+    "open_store",
+]
 
 _FORMS = "storage is one of s3://bucket/prefix, file:///absolute/path or a path"
 _S3 = ("s3", "s3a", "s3n")
@@ -38,6 +47,18 @@ def open_store(url: str) -> ObjectStore:
         ) from error
     bucket, _, prefix = rest.partition("/")
     return S3Store(bucket, prefix)
+
+
+def inventory_of(store: ObjectStore) -> Inventory:
+    """Returns the inventory of a store that `open_store` has opened."""
+    if isinstance(store, PosixStore):
+        return PosixInventory(store)
+    from cairn.storage.s3 import S3Store  # noqa: PLC0415 - boto3 is an extra
+    from cairn.storage.s3_inventory import S3Inventory  # noqa: PLC0415
+
+    if isinstance(store, S3Store):
+        return S3Inventory(store)
+    raise TypeError(f"{type(store)} has no inventory")
 
 
 def normalise_url(url: str) -> str:

@@ -168,14 +168,12 @@ class S3Store:
         return False
 
     def remove_directory(self, path: str) -> bool:
-        """See `ObjectStore.remove_directory`; S3 has none."""
-        check_path(path)
-        return True
+        """See `ObjectStore.remove_directory`; S3 has none, so one without objects is removed."""
+        return self._is_empty(path)
 
     def remove_empty(self, path: str) -> bool:
         """See `ObjectStore.remove_empty`; S3 has no directories."""
-        check_path(path)
-        return next(iter(self.list(f"{path}/")), None) is None
+        return self._is_empty(path)
 
     def check_writable(self) -> None:
         """See `ObjectStore.check_writable`."""
@@ -187,6 +185,10 @@ class S3Store:
             return _client_of(os.getpid(), endpoint)
         except BotoCoreError as error:
             raise self._failed(error, "connect") from error
+
+    def _is_empty(self, path: str) -> bool:
+        check_path(path)
+        return next(iter(self.list(f"{path}/")), None) is None
 
     def _key(self, path: str) -> str:
         check_path(path)

@@ -115,7 +115,8 @@ class ObjectStore(Protocol):
         """Removes a directory without objects; only `cairn/maintenance/deleter.py` may call this.
 
         The remains of unfinished writes in it are removed too. Returns False, and keeps the
-        directory, if it holds anything else; True if it is removed or the store has no directories.
+        directory, if it holds anything else; True if it is removed, or the store has no
+        directories and no object whose path lies in it.
         """
         ...
 

@@ -41,6 +41,7 @@ TRIMMED = {
     "upload_totals",
     "maintenance_runs",
     "deletions",
+    "quarantined_objects",
 }
 """Whose rows leave the metastore when nothing needs them any more."""
 DROPPED = {
@@ -100,10 +101,19 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
         "directories": {"status", "unclaimed_at", "deleted_at"},
         "maintenance_runs": {"status", "result", "finished_at"},
         "deletions": {"attempts", "last_error", "done_at"},
+        "ownerships": {"confirmed_at"},
+        "quarantined_objects": {
+            "status",
+            "condemned_at",
+            "restored_at",
+            "released_at",
+            "deleted_at",
+            "last_error",
+        },
     }
     assert may(rows, "cairn_maintainer", "SELECT", table)
     assert updatable(rows, "cairn_maintainer", table) == allowed.get(table, set())
-    its_own = table in ("maintenance_runs", "deletions")
+    its_own = table in ("maintenance_runs", "deletions", "quarantined_objects")
     assert may(rows, "cairn_maintainer", "INSERT", table) is its_own
     assert may(rows, "cairn_maintainer", "DELETE", table) is (table in TRIMMED | DROPPED)
     assert not may(rows, "cairn_maintainer", "TRUNCATE, TRIGGER", table)

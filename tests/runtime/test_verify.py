@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cairn.catalog.cleanup.verification import KnownFile
 from cairn.errors import BadInputError, StorageError
-from cairn.maintenance import verify
+from cairn.maintenance import merge_rows, verify
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.verify import Finding, Problem, Verification, verification_of
 from cairn.storage import ObjectStore, StoredObject, open_store
@@ -208,7 +208,8 @@ def test_what_is_sealed_or_deleted_meanwhile_is_not_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Rows are read one at a time, so they and the objects are of many moments.
-    monkeypatch.setattr(verify, "PAGE_FILES", 1)
+    for module in (verify, merge_rows):
+        monkeypatch.setattr(module, "PAGE_FILES", 1)
     monkeypatch.setattr(verify, "_FILES_READ", 1)
     stream = job_of_six_batches(
         metastore_url, tmp_storage, tmp_path / "local", across_checkpoint_boundary=across
@@ -259,7 +260,8 @@ def test_a_file_that_is_deleted_between_two_looks_at_it_is_not_missing(
 def test_findings_come_while_the_listing_goes_on(
     posix_stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "PAGE_FILES", 2)
+    for module in (verify, merge_rows):
+        monkeypatch.setattr(module, "PAGE_FILES", 2)
     root = object_file(posix_stream, "aaa")
     root.mkdir()
     for number in range(20):

@@ -173,6 +173,7 @@ TABLES = (
     "deletions",
     "physical_files",
     "maintenance_runs",
+    "quarantined_objects",
     "materializations",
     "upload_totals",
     "directories",

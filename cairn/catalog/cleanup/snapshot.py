@@ -170,6 +170,15 @@ def read_job(connection: Connection, job_id: str) -> JobFacts | None:
     return None if row is None else _facts_of(row)
 
 
+def facts_of_job(connection: Connection, job_name: str) -> JobFacts:
+    """Returns the facts of a job by its name.
+
+    Raises:
+        BadInputError: there is no such job.
+    """
+    return _facts_of(find_job(connection, job_name))
+
+
 def _facts_of(row: Row[Any]) -> JobFacts:
     return JobFacts(
         job_id=row.job_id,

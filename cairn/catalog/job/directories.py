@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, null, or_, select, update
+from sqlalchemy import CTE, ColumnElement, Connection, and_, exists, func, null, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.job.fencing import lock_job
@@ -115,9 +115,33 @@ def _is_given_up(job_id: str) -> ColumnElement[bool]:
     )
 
 
-def _is_empty(job_id: str) -> ColumnElement[bool]:
-    # NOT IN: the files of the job are read once, however many directories there are.
-    with_files = select(func.cairn.directory_of(PhysicalFile.path)).where(
-        PhysicalFile.job_id == job_id, PhysicalFile.status != FileStatus.DELETED
+def kept_directories(connection: Connection, job_id: str, paths: Sequence[str]) -> set[str]:
+    """Returns which directories a run may write to, or have a file that is not DELETED."""
+    rows = select(Directory.path).where(
+        Directory.job_id == job_id,
+        Directory.path.in_(paths),
+        Directory.status != DirectoryStatus.DELETED,
     )
-    return and_(Directory.job_id == job_id, Directory.path.not_in(with_files))
+    with_files = _with_files(job_id)
+    files = select(with_files.c.path).where(with_files.c.path.in_(paths))
+    return {*connection.scalars(rows), *connection.scalars(files)}
+
+
+def _is_empty(job_id: str) -> ColumnElement[bool]:
+    with_files = _with_files(job_id)
+    holds_file = select(with_files.c.path).where(with_files.c.path == Directory.path).exists()
+    return and_(Directory.job_id == job_id, ~holds_file)
+
+
+def _with_files(job_id: str) -> CTE:
+    """Returns the directories that have a file which is not DELETED.
+
+    The files of the job are read once, however many directories are compared with the result.
+    """
+    return (
+        select(func.cairn.directory_of(PhysicalFile.path).label("path"))
+        .where(PhysicalFile.job_id == job_id, PhysicalFile.status != FileStatus.DELETED)
+        .distinct()
+        .cte("with_files")
+        .prefix_with("MATERIALIZED")
+    )

@@ -57,6 +57,7 @@ CREATE TABLE cairn.ownerships (
     timeline BIGINT NOT NULL,
     began_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     written_at TIMESTAMP WITH TIME ZONE,
+    confirmed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_ownerships PRIMARY KEY (job_id, generation),
     CONSTRAINT ck_ownerships__counted CHECK (generation > 0),
     CONSTRAINT fk_ownerships__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
@@ -282,6 +283,41 @@ CREATE INDEX ix_deletions__maintenance_run_id ON cairn.deletions (maintenance_ru
 
 CREATE INDEX ix_deletions__open ON cairn.deletions (job_id, requested_at, file_id)
     WHERE done_at IS NULL;
+
+CREATE TABLE cairn.quarantined_objects (
+    quarantine_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    path TEXT COLLATE "C" NOT NULL,
+    upload_id TEXT DEFAULT '' NOT NULL,
+    reason TEXT NOT NULL,
+    size_bytes BIGINT NOT NULL,
+    version TEXT NOT NULL,
+    modified_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    maintenance_run_id UUID NOT NULL,
+    status VARCHAR(16) DEFAULT 'QUARANTINED' NOT NULL,
+    quarantined_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    quarantined_until TIMESTAMP WITH TIME ZONE NOT NULL,
+    condemned_at TIMESTAMP WITH TIME ZONE,
+    restored_at TIMESTAMP WITH TIME ZONE,
+    released_at TIMESTAMP WITH TIME ZONE,
+    deleted_at TIMESTAMP WITH TIME ZONE,
+    last_error TEXT,
+    CONSTRAINT pk_quarantined_objects PRIMARY KEY (quarantine_id),
+    CONSTRAINT ck_quarantined_objects__status_known
+        CHECK (status IN ('QUARANTINED', 'CONDEMNED', 'DELETED', 'RESTORED', 'RELEASED')),
+    CONSTRAINT ck_quarantined_objects__below_job CHECK (
+        starts_with(path, job_id || '/') AND NOT starts_with(path, job_id || '/owner/')
+    ),
+    CONSTRAINT ck_quarantined_objects__kept_for_a_while CHECK (quarantined_until > quarantined_at),
+    CONSTRAINT fk_quarantined_objects__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
+CREATE UNIQUE INDEX uq_quarantined_objects__open
+    ON cairn.quarantined_objects (job_id, path, upload_id)
+    WHERE status IN ('QUARANTINED', 'CONDEMNED', 'RESTORED');
+
+CREATE INDEX ix_quarantined_objects__due ON cairn.quarantined_objects (job_id, quarantined_until)
+    WHERE status IN ('QUARANTINED', 'CONDEMNED');
 
 CREATE TABLE cairn.pins (
     pin_id UUID NOT NULL,
