@@ -21,8 +21,8 @@ MOST_FUNCTION_LINES = 50
 LIBRARIES = {
     "airflow": ("cairn/airflow_ext/", "dags/"),
     "pyspark": ("cairn/runtime/", "spark_jobs/", "demo/"),
-    "boto3": ("cairn/storage/s3.py",),
-    "botocore": ("cairn/storage/s3.py", "cairn/storage/s3_inventory.py"),
+    "boto3": ("cairn/storage/s3_client.py",),
+    "botocore": ("cairn/storage/s3.py", "cairn/storage/s3_"),
     "fcntl": ("cairn/locks.py",),
     "pandas": ("cairn/runtime/processing/frames.py",),
     "prometheus_client": ("cairn/cli/prometheus.py", "cairn/cli/endpoint.py"),

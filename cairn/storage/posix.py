@@ -10,8 +10,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from cairn.errors import BadInputError, StorageError
+from cairn.storage.posix_copy import copy_range
+from cairn.storage.posix_files import open_no_link, open_present, sync_directory
+from cairn.storage.ranges import ByteRange
 from cairn.storage.store import (
     LONGEST_WRITE_S,
     TEMP_PREFIX,
@@ -22,6 +26,7 @@ from cairn.storage.store import (
     check_prefix,
     check_range,
     exists_error,
+    late_error,
     missing_error,
     short_read_error,
     wrong_end_error,
@@ -69,13 +74,49 @@ class PosixStore:
 
     def put(self, path: str, chunks: Sequence[bytes | memoryview]) -> None:
         """See `ObjectStore.put`."""
+        self._make(path, lambda file: file.writelines(chunks))
+
+    def copy(self, path: str, ranges: Sequence[ByteRange]) -> int:
+        """See `ObjectStore.copy`; the file system copies, or shares blocks, where it can."""
+        for one in ranges:
+            check_range(one.path, one.offset, one.size_bytes)
+        # It would be made, as by a put; then its objects would seem to be missing.
+        self._require_root("copy to", path)
+        passed_bytes = 0
+
+        def write(file: IO[bytes]) -> None:
+            nonlocal passed_bytes
+            # From the start, should the directory be removed meanwhile.
+            passed_bytes = sum(self._copy_range(one, file) for one in ranges)
+
+        self._make(path, write)
+        return passed_bytes
+
+    def _copy_range(self, one: ByteRange, target: IO[bytes]) -> int:
+        """Appends a range of an object to a file; returns how many bytes passed through."""
+        try:
+            with open(self._locate(one.path), "rb", opener=open_no_link, buffering=0) as source:
+                found_bytes = os.fstat(source.fileno()).st_size
+                if found_bytes < one.end:
+                    raise short_read_error(
+                        self.url, one.path, one.offset, one.size_bytes, found_bytes
+                    )
+                return copy_range(source, one, target)
+        except _ABSENT as error:
+            self._require_root("read", one.path)
+            raise missing_error(self.url, one.path, one.offset) from error
+        except OSError as error:
+            raise self._failed(error, "copy", one.path, one.offset) from error
+
+    def _make(self, path: str, write: Callable[[IO[bytes]], None]) -> None:
+        """Makes an object of what `write` puts into a file, which may be asked for again."""
         began = time.monotonic()
         target = self._locate(path)
         try:
             new = None
             while new is None:
                 try:
-                    new = self._put(path, target, chunks, began)
+                    new = self._put(path, target, write, began)
                 except FileNotFoundError:
                     # A cleanup has just removed the directory as given up, once or more often.
                     if time.monotonic() - began > _REMOVED_FOR_S:
@@ -99,7 +140,7 @@ class PosixStore:
         check_range(path, offset, size_bytes)
         try:
             # Without following a link: one in the object's place could lead out of the storage.
-            with open(self._locate(path), "rb", opener=_open_no_link) as file:
+            with open(self._locate(path), "rb", opener=open_no_link) as file:
                 found_bytes = os.fstat(file.fileno()).st_size
                 file.seek(offset)
                 # No buffer for what is not there: a range may claim terabytes. At least a byte, so
@@ -182,14 +223,14 @@ class PosixStore:
         check_by_probe(self)
 
     def _put(
-        self, path: str, target: Path, chunks: Sequence[bytes | memoryview], began: float
+        self, path: str, target: Path, write: Callable[[IO[bytes]], None], began: float
     ) -> bool:
         """Writes an object whole; returns False if its name is taken."""
         # Beside the object, as a link cannot cross file systems.
         temp = target.with_name(f"{TEMP_PREFIX}{uuid.uuid4()}")
         directories = self._make_directories(target.parent)
         try:
-            _write(temp, chunks)
+            _write(temp, write)
             self._refuse_late(path, time.monotonic() - began)
             # A link and no rename: a rename would replace an object that has the name.
             new = _link(temp, target)
@@ -197,7 +238,7 @@ class PosixStore:
             temp.unlink(missing_ok=True)
         # After the link: in a crash, a name that is not on disk is lost with all its bytes.
         for directory in directories:
-            _sync(directory)
+            sync_directory(directory)
         return new
 
     def _append(
@@ -210,7 +251,7 @@ class PosixStore:
         check_range(path, offset, None)
         try:
             # Never creates: an object that a cleanup has deleted must not come back as its own end.
-            with open(self._locate(path), "ab", opener=_open_present) as file:
+            with open(self._locate(path), "ab", opener=open_present) as file:
                 found_bytes = os.fstat(file.fileno()).st_size
                 if found_bytes != offset:
                     raise wrong_end_error(self.url, path, offset, found_bytes)
@@ -227,11 +268,7 @@ class PosixStore:
     def _refuse_late(self, path: str, took_s: float) -> None:
         """Keeps an object from appearing after a cleanup that has deleted it, as it may by then."""
         if took_s > self._longest_write_s:
-            raise StorageError(
-                f"storage {self.url}: writing took {took_s:.0f} s, longer than the "
-                f"{self._longest_write_s:g} s in which an object may appear; nothing was written",
-                file=path,
-            )
+            raise late_error(self.url, path, took_s, self._longest_write_s)
 
     def _locate(self, path: str) -> Path:
         check_path(path)
@@ -308,7 +345,7 @@ class PosixStore:
     def _sync_present(self, directories: Iterable[Path]) -> None:
         for directory in directories:
             try:
-                _sync(directory)
+                sync_directory(directory)
             except _ABSENT:
                 continue
             except OSError as error:
@@ -324,9 +361,9 @@ class PosixStore:
         return BadInputError(f"{text}; {advice}", file=path, offset=offset)
 
 
-def _write(temp: Path, chunks: Sequence[bytes | memoryview]) -> None:
+def _write(temp: Path, write: Callable[[IO[bytes]], None]) -> None:
     with temp.open("xb") as file:
-        file.writelines(chunks)
+        write(file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -339,22 +376,6 @@ def _link(temp: Path, target: Path) -> bool:
         # On NFS a request whose answer was lost is sent again, and finds what it has done.
         return os.path.samestat(os.lstat(temp), os.lstat(target))
     return True
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
-
-
-def _open_present(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_CREAT | os.O_NOFOLLOW)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:

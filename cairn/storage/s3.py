@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
+import time
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, cast
-from urllib.parse import urlsplit
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -26,13 +23,18 @@ from botocore.exceptions import (
 
 from cairn.errors import BadInputError, StorageError
 from cairn.storage.chunks import ChunkReader
+from cairn.storage.ranges import ByteRange, Part, plan_parts
+from cairn.storage.s3_client import LONGEST_TRY_S, client_of
+from cairn.storage.s3_copy import Upload
 from cairn.storage.store import (
+    LONGEST_WRITE_S,
     StoredObject,
     check_by_probe,
     check_path,
     check_prefix,
     check_range,
     exists_error,
+    late_error,
     missing_error,
     short_read_error,
 )
@@ -42,10 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A try connects within 5 s, sends within 30 s (of a send, a socket's timeout is its whole time) and
-# is answered within 30 s; boto3's three tries, and up to 20 s between them, keep LONGEST_WRITE_S.
-_CONNECT_TIMEOUT_S = 5
-_READ_TIMEOUT_S = 30
+_LONGEST_COPY_S = LONGEST_WRITE_S - LONGEST_TRY_S
+"""After it, one try of the request that makes the object appear still ends in LONGEST_WRITE_S."""
 _DELETES_PER_REQUEST = 1000
 _LARGEST_PUT_BYTES = 5 << 30
 _JOINED_BYTES = 8 << 20
@@ -130,6 +130,31 @@ class S3Store:
             facts = {"storage": self.url, "file": path, "size_bytes": size_bytes}
             _log.warning("object found written by a try whose answer was lost", extra=facts)
 
+    def copy(self, path: str, ranges: Sequence[ByteRange]) -> int:
+        """See `ObjectStore.copy`; ranges from 5 MiB are copied by the server."""
+        began_s = time.monotonic()
+        key, parts = self._key(path), plan_parts(ranges)
+        for one in ranges:
+            check_range(one.path, one.offset, one.size_bytes)
+        if len(parts) < 2 and not any(part.is_copied for part in parts):
+            self.put(path, [self._read_part(part) for part in parts])
+            return sum(part.size_bytes for part in parts)
+        self._check_sources(parts)
+        # Some stores look at If-None-Match in a put only.
+        if self._exists(path):
+            raise exists_error(self.url, path)
+        try:
+            self._upload(path, key, parts, began_s)
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) == "PreconditionFailed":
+                raise exists_error(self.url, path) from error
+            raise self._failed(error, "copy to", path) from error
+        found_bytes, _ = self._head(path)
+        size_bytes = sum(part.size_bytes for part in parts)
+        if found_bytes != size_bytes:
+            raise short_read_error(self.url, path, 0, size_bytes, found_bytes)
+        return sum(part.size_bytes for part in parts if not part.is_copied)
+
     def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
         """See `ObjectStore.get`."""
         check_range(path, offset, size_bytes)
@@ -179,10 +204,48 @@ class S3Store:
         """See `ObjectStore.check_writable`."""
         check_by_probe(self)
 
-    def _client(self) -> S3Client:
+    def _upload(self, path: str, key: str, parts: Sequence[Part], began_s: float) -> None:
+        upload = Upload(self._client(), self._bucket, key)
+        is_complete = False
+        try:
+            made = upload.send(parts, self._key, self._read_part)
+            took_s = time.monotonic() - began_s
+            if took_s > _LONGEST_COPY_S:
+                raise late_error(self.url, path, took_s, _LONGEST_COPY_S)
+            # Once: a second try could make the object appear after LONGEST_WRITE_S.
+            upload.complete(self._client(tries=1), made)
+            is_complete = True
+        finally:
+            if not is_complete:
+                upload.abort()
+
+    def _read_part(self, part: Part) -> bytes:
+        read = []
+        for one in part.ranges:
+            read.append(self.get(one.path, one.offset, one.size_bytes))
+            one.check(read[-1])
+        return b"".join(read)
+
+    def _check_sources(self, parts: Sequence[Part]) -> None:
+        """Raises StorageError unless all that the server is to copy is there."""
+        ends: dict[str, ByteRange] = {}
+        for part in parts:
+            for one in part.ranges if part.is_copied else ():
+                if one.path not in ends or ends[one.path].end < one.end:
+                    ends[one.path] = one
+        for path, one in ends.items():
+            found_bytes, _ = self._head(path, one.offset)
+            if found_bytes < one.end:
+                raise short_read_error(self.url, path, one.offset, one.size_bytes, found_bytes)
+
+    def _exists(self, path: str) -> bool:
+        listed = next(iter(self._pages(path)), None)
+        return listed is not None and listed.path == path
+
+    def _client(self, tries: int | None = None) -> S3Client:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         try:
-            return _client_of(os.getpid(), endpoint)
+            return client_of(os.getpid(), endpoint, tries)
         except BotoCoreError as error:
             raise self._failed(error, "connect") from error
 
@@ -276,31 +339,6 @@ class S3Store:
         if code in _NEVER_WORKS:
             return BadInputError(f"{text}; {_NEVER_WORKS[code]}", file=path, offset=offset)
         return StorageError(text, file=path, offset=offset)
-
-
-@functools.cache
-def _client_of(pid: int, endpoint: str | None) -> S3Client:
-    """Returns this process's client; `pid` keeps a forked worker off its parent's sockets."""
-    config = Config(
-        connect_timeout=_CONNECT_TIMEOUT_S,
-        read_timeout=_READ_TIMEOUT_S,
-        retries={"mode": "standard"},
-        s3={"addressing_style": "path"} if endpoint else None,
-    )
-    try:
-        client = boto3.Session().client("s3", config=config)
-    except ValueError:  # its text repeats the URL, which may hold a password
-        raise BadInputError(
-            "boto3 cannot make an S3 client: AWS_ENDPOINT_URL must be http(s)://host:port and "
-            "AWS_MAX_ATTEMPTS a number"
-        ) from None
-    # It would be in every error's text, with the password.
-    if urlsplit(client.meta.endpoint_url).username is not None:
-        raise BadInputError(
-            "AWS_ENDPOINT_URL carries a user name; S3 does not use it. Remove it from the URL and "
-            "give credentials by boto3's own chain"
-        )
-    return client
 
 
 def _body(chunks: Sequence[bytes | memoryview], size_bytes: int) -> tuple[bytes | IO[bytes], str]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from cairn.errors import BadInputError, RefusedError, StorageError
+from cairn.storage.ranges import ByteRange
 
 TEMP_PREFIX = ".tmp-"
 """File names that start so are unfinished writes, never objects."""
@@ -65,6 +66,20 @@ class ObjectStore(Protocol):
         Raises:
             RefusedError: an object of that path exists; it is left as it was.
             BadInputError: it is larger than the store takes in one request; nothing was sent.
+        """
+        ...
+
+    def copy(self, path: str, ranges: Sequence[ByteRange]) -> int:
+        """Writes one object, the concatenation of ranges of others, atomically and durably.
+
+        The store copies the bytes itself where it can. Returns how many of them passed through
+        this process instead: those were compared with their SHA-256, of all the sizes were. What
+        `put` says of errors and of when the object may appear holds here, too.
+
+        Raises:
+            RefusedError: an object of that path exists; it is left as it was.
+            StorageError: a source is missing or ends before its range does, or it took too long.
+            CorruptSegmentError: bytes that passed through are not those of the checksum.
         """
         ...
 
@@ -150,6 +165,21 @@ def put_in_time(
             process was stopped, and nothing was sent.
         RefusedError: an object of that path exists.
     """
+    _refuse_held(path, began_s)
+    store.put(path, chunks)
+
+
+def copy_in_time(store: ObjectStore, path: str, ranges: Sequence[ByteRange], began_s: float) -> int:
+    """Does `ObjectStore.copy` for an intent as `put_in_time` does `put`.
+
+    Raises:
+        StorageError, RefusedError, CorruptSegmentError: see `ObjectStore.copy` and `put_in_time`.
+    """
+    _refuse_held(path, began_s)
+    return store.copy(path, ranges)
+
+
+def _refuse_held(path: str, began_s: float) -> None:
     # Since before the intent: the row that cleanup counts from is younger than that.
     held_s = time.monotonic() - began_s
     if held_s > LONGEST_HOLD_S:
@@ -158,7 +188,6 @@ def put_in_time(
             "so nothing was sent; try again",
             file=path,
         )
-    store.put(path, chunks)
 
 
 def check_path(path: str) -> None:
@@ -208,6 +237,15 @@ def short_read_error(
         "bytes; it is not the file that was written or the range is not its own",
         file=path,
         offset=offset,
+    )
+
+
+def late_error(url: str, path: str, took_s: float, limit_s: float) -> StorageError:
+    """Returns the error for an object that would appear later than others count on."""
+    return StorageError(
+        f"storage {url}: writing took {took_s:.0f} s, longer than the {limit_s:g} s in which an "
+        "object may appear; nothing was written",
+        file=path,
     )
 
 

@@ -1,0 +1,53 @@
+"""The S3 client of a process, and how long its requests take."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.config import Config
+
+from cairn.errors import BadInputError
+
+if TYPE_CHECKING:
+    from botocore.config import _RetryDict
+    from mypy_boto3_s3 import S3Client
+
+# A try connects within 5 s, sends within 30 s (of a send, a socket's timeout is its whole time) and
+# is answered within 30 s; boto3's three tries, and up to 20 s between them, keep LONGEST_WRITE_S.
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 30
+LONGEST_TRY_S = _CONNECT_TIMEOUT_S + 2 * _READ_TIMEOUT_S
+
+
+@functools.cache
+def client_of(pid: int, endpoint: str | None, tries: int | None) -> S3Client:
+    """Returns this process's client; `pid` keeps a forked worker off its parent's sockets.
+
+    `tries` is how often a request is sent; None: as boto3's own configuration says.
+    """
+    often: _RetryDict = {"mode": "standard"}
+    if tries is not None:
+        often["total_max_attempts"] = tries
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        retries=often,
+        s3={"addressing_style": "path"} if endpoint else None,
+    )
+    try:
+        client = boto3.Session().client("s3", config=config)
+    except ValueError:  # its text repeats the URL, which may hold a password
+        raise BadInputError(
+            "boto3 cannot make an S3 client: AWS_ENDPOINT_URL must be http(s)://host:port and "
+            "AWS_MAX_ATTEMPTS a number"
+        ) from None
+    # It would be in every error's text, with the password.
+    if urlsplit(client.meta.endpoint_url).username is not None:
+        raise BadInputError(
+            "AWS_ENDPOINT_URL carries a user name; S3 does not use it. Remove it from the URL and "
+            "give credentials by boto3's own chain"
+        )
+    return client
