@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
+from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, CheckConstraint, DateTime, Enum, MetaData, Text
+from sqlalchemy import ARRAY, BigInteger, CheckConstraint, DateTime, Enum, MetaData, Text, Uuid
 from sqlalchemy.dialects.postgresql import INT4RANGE, JSONB, Range
 from sqlalchemy.orm import DeclarativeBase
 
@@ -44,9 +45,11 @@ TYPES = {
     int: BigInteger(),
     datetime: DateTime(timezone=True),
     dict[str, Any]: JSONB(),
+    list[dict[str, Any]]: JSONB(),
     Range[int]: INT4RANGE(),
     list[int]: ARRAY(BigInteger),
     list[int | None]: ARRAY(BigInteger),
+    list[UUID]: ARRAY(Uuid()),
 }
 """Of columns, by the type in Python."""
 

@@ -65,11 +65,44 @@ class CommitStatus(StrEnum):
 
 
 class MaintenanceStatus(StrEnum):
-    """PLANNED → APPLIED or FAILED; FAILED → APPLIED."""
+    """PLANNED → RUNNING, APPLIED, FAILED, REFUSED; RUNNING → the last three; REFUSED → PLANNED."""
 
     PLANNED = "PLANNED"
+    RUNNING = "RUNNING"
+    """Somebody applies it under a lease."""
     APPLIED = "APPLIED"
     FAILED = "FAILED"
+    """It is not applied any more, as one that has expired."""
+    REFUSED = "REFUSED"
+    """A circuit breaker spoke; it is PLANNED again once a person has passed the breaker."""
+
+
+class MaintenanceAction(StrEnum):
+    """What a maintenance run does."""
+
+    SUBSUMPTION = "subsumption"
+    """Subsumes old checkpoints, condemns and deletes files that none needs."""
+    MATERIALIZATION = "materialization"
+    """Folds changelogs into bases."""
+    COMPACTION = "compaction"
+    """Rewrites files of which much is dead."""
+    ORPHAN_SWEEP = "orphan_sweep"
+    """Finds objects that no row knows."""
+    SCRUB = "scrub"
+    """Reads segments and verifies their checksums."""
+    HOUSEKEEPING = "housekeeping"
+    """Trims history."""
+
+
+class DecisionKind(StrEnum):
+    """What a maintenance run decided about an object, or about itself."""
+
+    SKIPPED = "SKIPPED"
+    """It was in the plan, and stayed."""
+    REFUSED = "REFUSED"
+    """A circuit breaker spoke."""
+    PASSED = "PASSED"
+    """A person has passed the circuit breakers."""
 
 
 class QuarantineStatus(StrEnum):

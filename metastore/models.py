@@ -39,7 +39,7 @@ from metastore.enums import (
 from metastore.forms import DIRECTORY_FORM, FILE_FORM, JOB_ID_FORM, STORAGE_FORM
 from metastore.group_commits import GroupCommit
 from metastore.history import HistoryDay
-from metastore.maintenance_runs import Deletion, MaintenanceRun
+from metastore.maintenance_runs import Deletion, MaintenanceDecision, MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.ownership import Metastore, Ownership
 from metastore.quarantine import QuarantinedObject
@@ -58,6 +58,7 @@ __all__ = [
     "GroupCommit",
     "HistoryDay",
     "Job",
+    "MaintenanceDecision",
     "MaintenanceRun",
     "MaintenanceStatus",
     "Materialization",
@@ -242,6 +243,11 @@ class PhysicalFile(Base):
             postgresql_where=text("status <> 'DELETED'"),
         ),
         Index(None, "retry_of", postgresql_where=text("retry_of IS NOT NULL")),
+        Index(
+            None,
+            "maintenance_run_id",
+            postgresql_where=text("maintenance_run_id IS NOT NULL"),
+        ),
         one_of("status", FileStatus),
         one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
@@ -259,6 +265,10 @@ class PhysicalFile(Base):
     """The file of the first request for the same bytes; null: it is the first."""
     materialization_id: Mapped[UUID | None]
     """The materialization whose end alone may seal it; null: there is none."""
+    maintenance_run_id: Mapped[UUID | None] = mapped_column(
+        ForeignKey(MaintenanceRun.maintenance_run_id)
+    )
+    """The maintenance run whose lease alone lets it be sealed; null: a run of the job writes it."""
     status: Mapped[FileStatus] = mapped_column(
         enum_of(FileStatus), server_default=FileStatus.WRITING
     )

@@ -64,7 +64,7 @@ GRANT SELECT ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
     cairn.group_commits, cairn.physical_files, cairn.directories, cairn.placed_segments,
     cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
-    cairn.deletions, cairn.history_days, cairn.materialization_totals
+    cairn.maintenance_decisions, cairn.deletions, cairn.history_days, cairn.materialization_totals
     TO cairn_maintainer;
 GRANT SELECT ON cairn.tenants TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
@@ -72,8 +72,11 @@ GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
 GRANT UPDATE (status, unclaimed_at, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
-GRANT INSERT ON cairn.maintenance_runs, cairn.deletions TO cairn_maintainer;
-GRANT UPDATE (status, result, finished_at) ON cairn.maintenance_runs TO cairn_maintainer;
+GRANT INSERT ON cairn.maintenance_runs, cairn.maintenance_decisions, cairn.deletions
+    TO cairn_maintainer;
+GRANT UPDATE (status, result, finished_at, holder, leased_until, breakers, passed_by, passed_at)
+    ON cairn.maintenance_runs TO cairn_maintainer;
+GRANT UPDATE (objects) ON cairn.maintenance_decisions TO cairn_maintainer;
 GRANT UPDATE (attempts, last_error, done_at) ON cairn.deletions TO cairn_maintainer;
 GRANT SELECT, INSERT, DELETE ON cairn.quarantined_objects TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, restored_at, released_at, deleted_at, last_error)
@@ -83,7 +86,7 @@ GRANT UPDATE (confirmed_at) ON cairn.ownerships TO cairn_maintainer;
 GRANT DELETE ON
     cairn.checkpoints, cairn.pins, cairn.group_commits, cairn.physical_files, cairn.directories,
     cairn.placed_segments, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
-    cairn.deletions
+    cairn.maintenance_decisions, cairn.deletions
     TO cairn_maintainer;
 -- To rename a job, and to drop one; then its last rows go, too.
 GRANT UPDATE (name, former_name, dropped_at, current_epoch) ON cairn.jobs TO cairn_maintainer;

@@ -8,10 +8,11 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.cleanup.apply import PLAN_LIFE_MIN, Applied, apply_plan, store_plan
+from cairn.catalog.cleanup.apply import Applied, apply_plan
 from cairn.catalog.cleanup.deletions import FileTotal, OpenDeletes, total_open
 from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_history
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, CleanupSnapshot, JobFacts, read_snapshot
+from cairn.catalog.maintenance.plans import PLAN_LIFE_MIN, store_plan
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.forget import forget_job, has_left
@@ -19,11 +20,9 @@ from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from cairn.ownership.check import check_before_cleanup
+from metastore.enums import MaintenanceAction
 
 _log = logging.getLogger(__name__)
-
-ACTION = "subsumption"
-"""What its maintenance runs are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,9 @@ def record_plan(catalog: Catalog, job: JobFacts, plan: SubsumptionPlan) -> UUID:
     run_id = uuid4()
     catalog.run(
         f"storing a plan for job {job.name}",
-        lambda c: store_plan(c, run_id, job, ACTION, plan.to_json(), plan.sha256),
+        lambda c: store_plan(
+            c, run_id, job.job_id, MaintenanceAction.SUBSUMPTION, plan.to_json(), plan.sha256
+        ),
     )
     return run_id
 

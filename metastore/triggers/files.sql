@@ -25,15 +25,15 @@ BEGIN
         said := 'status cannot change from ' || OLD.status || ' to ' || NEW.status;
     ELSIF (
         OLD.file_id, OLD.job_id, OLD.epoch, OLD.path, OLD.scope, OLD.batch_id, OLD.retry_of,
-        OLD.materialization_id
+        OLD.materialization_id, OLD.maintenance_run_id
     ) IS DISTINCT FROM (
         NEW.file_id, NEW.job_id, NEW.epoch, NEW.path, NEW.scope, NEW.batch_id, NEW.retry_of,
-        NEW.materialization_id
+        NEW.materialization_id, NEW.maintenance_run_id
     )
     THEN
         code := 'CA002';
-        said := 'file_id, job_id, epoch, path, scope, batch_id, retry_of, materialization_id of a '
-            'row never change';
+        said := 'file_id, job_id, epoch, path, scope, batch_id, retry_of, materialization_id, '
+            'maintenance_run_id of a row never change';
     -- A sealed file is whole up to its size, and may be continued: its size grows, and nothing else.
     ELSIF OLD.size_bytes IS NOT NULL AND NEW.size_bytes IS DISTINCT FROM OLD.size_bytes
         AND NOT coalesce(

@@ -6,8 +6,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 BEGIN
     IF (
         TG_TABLE_NAME IN (
-            'checkpoints', 'history_days', 'maintenance_runs', 'materialization_totals',
-            'ownerships', 'quarantined_objects', 'runs', 'state_variables'
+            'checkpoints', 'history_days', 'maintenance_decisions', 'maintenance_runs',
+            'materialization_totals', 'ownerships', 'quarantined_objects', 'runs', 'state_variables'
         )
         OR (TG_TABLE_NAME = 'physical_files' AND to_jsonb(OLD) ->> 'status' = 'DELETED')
     ) AND cairn.is_dropped(OLD.job_id) THEN
@@ -146,13 +146,20 @@ WHEN (OLD.status <> 'DELETED')
 EXECUTE FUNCTION cairn.refuse_trim('only a DELETED one can be deleted');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.maintenance_runs FOR EACH ROW
-WHEN ((coalesce(OLD.finished_at, OLD.planned_at) <= now() - INTERVAL '1 hour') IS NOT TRUE)
+WHEN ((
+    coalesce(OLD.finished_at, greatest(OLD.planned_at, OLD.leased_until))
+    <= now() - INTERVAL '1 hour'
+) IS NOT TRUE)
 EXECUTE FUNCTION cairn.refuse_trim('one of the last hour may be applied, and cannot be deleted');
 
 -- What was restored is kept by its row.
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.quarantined_objects FOR EACH ROW
 WHEN (OLD.status NOT IN ('DELETED', 'RELEASED'))
 EXECUTE FUNCTION cairn.refuse_trim('one that is not DELETED or RELEASED cannot be deleted');
+
+CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.maintenance_decisions FOR EACH ROW
+WHEN ((OLD.decided_at <= now() - INTERVAL '1 hour') IS NOT TRUE)
+EXECUTE FUNCTION cairn.refuse_trim('one of the last hour cannot be deleted');
 
 CREATE OR REPLACE FUNCTION cairn.refuse_current_run() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$

@@ -142,11 +142,25 @@ EXECUTE FUNCTION cairn.refuse_identity('replaced_subtasks');
 
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.maintenance_runs FOR EACH ROW
 WHEN (
-    (OLD.maintenance_run_id, OLD.job_id, OLD.action, OLD.plan, OLD.plan_sha256)
+    (OLD.maintenance_run_id, OLD.job_id, OLD.action, OLD.plan, OLD.plan_sha256,
+     OLD.planned_files, OLD.planned_bytes)
     IS DISTINCT FROM
-    (NEW.maintenance_run_id, NEW.job_id, NEW.action, NEW.plan, NEW.plan_sha256)
+    (NEW.maintenance_run_id, NEW.job_id, NEW.action, NEW.plan, NEW.plan_sha256,
+     NEW.planned_files, NEW.planned_bytes)
 )
-EXECUTE FUNCTION cairn.refuse_identity('maintenance_run_id, job_id, action, plan, plan_sha256');
+EXECUTE FUNCTION cairn.refuse_identity(
+    'maintenance_run_id, job_id, action, plan, plan_sha256, planned_files, planned_bytes'
+);
+
+-- Who decided what is told by these rows alone; the rest of a reason is counted as it goes on.
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.maintenance_decisions FOR EACH ROW
+WHEN (
+    (OLD.maintenance_run_id, OLD.decision, OLD.reason, OLD.path, OLD.job_id, OLD.decided_at)
+    IS DISTINCT FROM
+    (NEW.maintenance_run_id, NEW.decision, NEW.reason, NEW.path, NEW.job_id, NEW.decided_at)
+    OR NEW.objects < OLD.objects
+)
+EXECUTE FUNCTION cairn.refuse_identity('all but objects, which grows,');
 
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.deletions FOR EACH ROW
 WHEN (

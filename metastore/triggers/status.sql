@@ -65,17 +65,24 @@ WHEN (
 )
 EXECUTE FUNCTION cairn.refuse_status();
 
+-- A plan is stored as REFUSED where a circuit breaker spoke.
 CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.maintenance_runs FOR EACH ROW
-WHEN (NEW.status <> 'PLANNED')
+WHEN (NEW.status NOT IN ('PLANNED', 'REFUSED'))
 EXECUTE FUNCTION cairn.refuse_status();
 
 CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.maintenance_runs FOR EACH ROW
 WHEN (
     OLD.status <> NEW.status
     AND (OLD.status, NEW.status) NOT IN (
+        ('PLANNED', 'RUNNING'),
         ('PLANNED', 'APPLIED'),
         ('PLANNED', 'FAILED'),
-        ('FAILED', 'APPLIED')
+        ('PLANNED', 'REFUSED'),
+        ('RUNNING', 'APPLIED'),
+        ('RUNNING', 'FAILED'),
+        ('RUNNING', 'REFUSED'),
+        ('REFUSED', 'PLANNED'),
+        ('REFUSED', 'FAILED')
     )
 )
 EXECUTE FUNCTION cairn.refuse_status();

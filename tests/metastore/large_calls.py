@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Connection, text
 
-from cairn.catalog.cleanup.apply import apply_plan, store_plan
+from cairn.catalog.cleanup.apply import apply_plan
 from cairn.catalog.cleanup.deletions import open_intents, record_outcome, total_open
 from cairn.catalog.cleanup.snapshot import PLAN_ROWS, read_snapshot
 from cairn.catalog.cleanup.verification import live_segments_of
@@ -26,6 +26,7 @@ from cairn.catalog.job.materializations import (
 )
 from cairn.catalog.job.runs import register_run
 from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
+from cairn.catalog.maintenance.plans import store_plan
 from cairn.catalog.savepoints.manifest_rows import (
     describe_checkpoint,
     intend_manifest,
@@ -36,7 +37,7 @@ from cairn.catalog.savepoints.pins import open_pins, pin_checkpoint, remove_pins
 from cairn.cli.inspect import find_content
 from cairn.keygroups import range_of
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
-from metastore.enums import PinKind, SegmentKind
+from metastore.enums import MaintenanceAction, PinKind, SegmentKind
 from tests.metastore.large_job import (
     EXECUTORS,
     LIVE_BATCHES,
@@ -199,7 +200,14 @@ def planned(job: LargeJob, connection: Connection) -> tuple[SubsumptionPlan, Wor
     plan = plan_subsumption(snapshot)
     assert len(plan.dead_commits) == len(plan.condemned_files) == PLAN_ROWS
     run_id = uuid4()
-    store_plan(connection, run_id, snapshot.job, "subsumption", plan.to_json(), plan.sha256)
+    store_plan(
+        connection,
+        run_id,
+        snapshot.job.job_id,
+        MaintenanceAction.SUBSUMPTION,
+        plan.to_json(),
+        plan.sha256,
+    )
     return plan, partial(
         apply_plan,
         job=snapshot.job,

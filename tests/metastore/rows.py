@@ -36,7 +36,7 @@ PATHS = {
     "placed_segments": ["LIVE", "DEAD"],
     "group_commits": ["LIVE", "DEAD"],
     "directories": ["CLAIMED", "UNCLAIMED", "DELETED"],
-    "maintenance_runs": ["PLANNED", "FAILED", "APPLIED"],
+    "maintenance_runs": ["PLANNED", "RUNNING", "APPLIED"],
 }
 """A legal way through every table's states."""
 
@@ -293,7 +293,16 @@ class Rows:
             )
         )
         which = MaintenanceRun.maintenance_run_id == run_id
-        self.set_status(MaintenanceRun, which, status)
+        if status == "RUNNING":
+            self.execute(
+                update(MaintenanceRun)
+                .where(which)
+                .values(
+                    status=status, holder=uuid4(), leased_until=text("now() + interval '1 hour'")
+                )
+            )
+        else:
+            self.set_status(MaintenanceRun, which, status)
         return run_id
 
     def deletion(self, file_id: UUID, path: str | None = None) -> None:

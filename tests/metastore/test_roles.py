@@ -40,6 +40,7 @@ TRIMMED = {
     "materializations",
     "upload_totals",
     "maintenance_runs",
+    "maintenance_decisions",
     "deletions",
     "quarantined_objects",
 }
@@ -99,7 +100,17 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
         "placed_segments": {"status"},
         "group_commits": {"status"},
         "directories": {"status", "unclaimed_at", "deleted_at"},
-        "maintenance_runs": {"status", "result", "finished_at"},
+        "maintenance_runs": {
+            "status",
+            "result",
+            "finished_at",
+            "holder",
+            "leased_until",
+            "breakers",
+            "passed_by",
+            "passed_at",
+        },
+        "maintenance_decisions": {"objects"},
         "deletions": {"attempts", "last_error", "done_at"},
         "ownerships": {"confirmed_at"},
         "quarantined_objects": {
@@ -113,7 +124,12 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
     }
     assert may(rows, "cairn_maintainer", "SELECT", table)
     assert updatable(rows, "cairn_maintainer", table) == allowed.get(table, set())
-    its_own = table in ("maintenance_runs", "deletions", "quarantined_objects")
+    its_own = table in (
+        "maintenance_runs",
+        "maintenance_decisions",
+        "deletions",
+        "quarantined_objects",
+    )
     assert may(rows, "cairn_maintainer", "INSERT", table) is its_own
     assert may(rows, "cairn_maintainer", "DELETE", table) is (table in TRIMMED | DROPPED)
     assert not may(rows, "cairn_maintainer", "TRUNCATE, TRIGGER", table)

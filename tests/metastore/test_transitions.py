@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.dialects.postgresql import Range
 
 from cairn.errors import RefusedError
@@ -51,7 +51,12 @@ LEGAL: dict[type[Base], set[tuple[str, str]]] = {
         ("UNCLAIMED", "CLAIMED"),
         ("DELETED", "CLAIMED"),
     },
-    MaintenanceRun: {("PLANNED", "APPLIED"), ("PLANNED", "FAILED"), ("FAILED", "APPLIED")},
+    MaintenanceRun: {
+        *(("PLANNED", status) for status in ("RUNNING", "APPLIED", "FAILED", "REFUSED")),
+        *(("RUNNING", status) for status in ("APPLIED", "FAILED", "REFUSED")),
+        ("REFUSED", "PLANNED"),
+        ("REFUSED", "FAILED"),
+    },
 }
 STATUSES: dict[type[Base], list[str]] = {
     Checkpoint: list(CheckpointStatus),
@@ -95,7 +100,7 @@ def test_a_status_changes_only_in_the_legal_ways(
     rows: Rows, table: type[Base], old: str, new: str
 ) -> None:
     which = make(rows, table, old)
-    step = update(table).where(which, rows.own(table)).values(status=new, **sealed_size(table, new))
+    step = update(table).where(which, rows.own(table)).values(status=new, **besides(table, new))
     if (old, new) in LEGAL[table]:
         rows.catalog.run("testing", lambda c: rows.unguarded(c, table.__tablename__, step))
         [row] = rows.execute(select(table.__table__.c.status).where(which, rows.own(table)))
@@ -105,8 +110,13 @@ def test_a_status_changes_only_in_the_legal_ways(
             rows.execute(step)
 
 
-def sealed_size(table: type[Base], status: str) -> dict[str, int]:
-    return {"size_bytes": 1000} if table is PhysicalFile and status == "SEALED" else {}
+def besides(table: type[Base], status: str) -> dict[str, Any]:
+    """Returns what a row of a status has to have."""
+    if table is PhysicalFile and status == "SEALED":
+        return {"size_bytes": 1000}
+    if table is MaintenanceRun and status == "RUNNING":
+        return {"holder": uuid4(), "leased_until": text("now() + interval '1 hour'")}
+    return {}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +125,7 @@ def sealed_size(table: type[Base], status: str) -> dict[str, int]:
         pytest.param(table, str(status), id=f"{table.__tablename__}-{status}")
         for table, statuses in STATUSES.items()
         for status in statuses[1:]
+        if (table, status) != (MaintenanceRun, "REFUSED")
     ],
 )
 def test_new_row_starts_in_the_first_status(rows: Rows, table: type[Base], status: str) -> None:
@@ -159,6 +170,7 @@ CHANGES: list[tuple[type[Base], dict[str, Any]]] = [
     (Directory, {"tm_id": "other"}),
     (PhysicalFile, {"batch_id": 9}),
     (PhysicalFile, {"retry_of": UUID(int=9)}),
+    (PhysicalFile, {"maintenance_run_id": UUID(int=9)}),
     (GroupCommit, {"checkpoint_id": 9}),
     (GroupCommit, {"requests": 9}),
     (GroupCommit, {"subtasks": [1]}),

@@ -1,4 +1,4 @@
-"""Stored maintenance plans, and applying one: short transactions that decide every row again.
+"""Applying a stored plan of the cleanup: one transaction that decides every row again.
 
 The planner decides from a snapshot; `apply_plan` trusts none of it and checks each row in SQL,
 under the job's lock. Lock order: the job, then the maintenance run's row, then the rest.
@@ -6,7 +6,7 @@ under the job's lock. Lock order: the job, then the maintenance run's row, then 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
@@ -35,12 +35,10 @@ from cairn.catalog.cleanup.needs import (
 )
 from cairn.catalog.cleanup.snapshot import RETAINED, UNNEEDED_FILES, JobFacts
 from cairn.catalog.job.fencing import lock_job
+from cairn.catalog.maintenance.plans import PLAN_LIFE_MIN
 from cairn.errors import RefusedError
 from metastore.enums import CheckpointStatus, FileStatus, MaintenanceStatus, SegmentStatus
 from metastore.models import Checkpoint, Deletion, MaintenanceRun, PlacedSegment
-
-PLAN_LIFE_MIN = 60
-"""A plan older than this, by the database's clock, is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +48,6 @@ class Applied:
     subsumed_checkpoints: int
     dead_segments: int
     condemned_files: int
-
-
-def store_plan(
-    connection: Connection,
-    run_id: UUID,
-    job: JobFacts,
-    action: str,
-    plan: Mapping[str, Any],
-    plan_sha256: str,
-) -> None:
-    """Stores a plan as PLANNED, under the id of its maintenance run."""
-    connection.execute(
-        insert(MaintenanceRun)
-        .values(
-            maintenance_run_id=run_id,
-            job_id=job.job_id,
-            action=action,
-            plan=dict(plan),
-            plan_sha256=plan_sha256,
-        )
-        # The transaction again, after its answer was lost.
-        .on_conflict_do_nothing(index_elements=[MaintenanceRun.maintenance_run_id])
-    )
 
 
 def apply_plan(

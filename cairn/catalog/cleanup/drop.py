@@ -172,6 +172,7 @@ TABLES = (
     "placed_segments",
     "deletions",
     "physical_files",
+    "maintenance_decisions",
     "maintenance_runs",
     "quarantined_objects",
     "materializations",

@@ -138,12 +138,35 @@ _OTHERS = tuple(
     text(statement)
     for statement in (
         """
+        DELETE FROM cairn.maintenance_decisions WHERE ctid = ANY (ARRAY(
+            SELECT d.ctid FROM cairn.maintenance_runs AS m
+            JOIN cairn.maintenance_decisions AS d
+                ON d.maintenance_run_id = m.maintenance_run_id
+            WHERE m.job_id = :job_id
+              AND m.planned_at < :horizon
+              AND coalesce(m.finished_at, greatest(m.planned_at, m.leased_until)) < :horizon
+              AND d.decided_at < :horizon
+            LIMIT :most
+        ))
+        """,
+        """
         DELETE FROM cairn.maintenance_runs WHERE maintenance_run_id IN (
             SELECT m.maintenance_run_id FROM cairn.maintenance_runs AS m
             WHERE m.job_id = :job_id
-              AND coalesce(m.finished_at, m.planned_at) < :horizon
+              AND m.planned_at < :horizon
+              AND coalesce(m.finished_at, greatest(m.planned_at, m.leased_until)) < :horizon
               AND NOT EXISTS (
                 SELECT FROM cairn.deletions AS d
+                WHERE d.maintenance_run_id = m.maintenance_run_id
+                OFFSET 0
+              )
+              AND NOT EXISTS (
+                SELECT FROM cairn.physical_files AS f
+                WHERE f.maintenance_run_id = m.maintenance_run_id
+                OFFSET 0
+              )
+              AND NOT EXISTS (
+                SELECT FROM cairn.maintenance_decisions AS d
                 WHERE d.maintenance_run_id = m.maintenance_run_id
                 OFFSET 0
               )

@@ -67,16 +67,51 @@ CREATE TABLE cairn.ownerships (
 CREATE TABLE cairn.maintenance_runs (
     maintenance_run_id UUID NOT NULL,
     job_id TEXT NOT NULL,
-    action TEXT NOT NULL,
+    action VARCHAR(16) NOT NULL,
     plan JSONB NOT NULL,
     plan_sha256 TEXT NOT NULL,
+    planned_files BIGINT DEFAULT '0' NOT NULL,
+    planned_bytes BIGINT DEFAULT '0' NOT NULL,
     status VARCHAR(16) DEFAULT 'PLANNED' NOT NULL,
     result JSONB,
     planned_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     finished_at TIMESTAMP WITH TIME ZONE,
+    holder UUID,
+    former_holders UUID[] DEFAULT '{}' NOT NULL,
+    leased_until TIMESTAMP WITH TIME ZONE,
+    breakers JSONB DEFAULT '[]' NOT NULL,
+    passed_by TEXT,
+    passed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_maintenance_runs PRIMARY KEY (maintenance_run_id),
-    CONSTRAINT ck_maintenance_runs__status_known CHECK (status IN ('PLANNED', 'APPLIED', 'FAILED')),
+    CONSTRAINT ck_maintenance_runs__status_known
+        CHECK (status IN ('PLANNED', 'RUNNING', 'APPLIED', 'FAILED', 'REFUSED')),
+    CONSTRAINT ck_maintenance_runs__action_known
+        CHECK (action IN ('subsumption', 'materialization', 'compaction', 'orphan_sweep', 'scrub',
+            'housekeeping')),
+    CONSTRAINT ck_maintenance_runs__running_is_leased
+        CHECK (status <> 'RUNNING' OR (holder IS NOT NULL AND leased_until IS NOT NULL)),
+    CONSTRAINT ck_maintenance_runs__breakers_passed
+        CHECK (status IN ('REFUSED', 'FAILED') OR breakers = '[]' OR passed_by IS NOT NULL),
     CONSTRAINT fk_maintenance_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
+CREATE INDEX ix_maintenance_runs__job_id_planned_at
+    ON cairn.maintenance_runs (job_id, planned_at);
+
+CREATE TABLE cairn.maintenance_decisions (
+    maintenance_run_id UUID NOT NULL,
+    decision VARCHAR(16) NOT NULL,
+    reason TEXT NOT NULL,
+    path TEXT DEFAULT '' NOT NULL,
+    job_id TEXT NOT NULL,
+    objects BIGINT DEFAULT '1' NOT NULL,
+    decided_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_maintenance_decisions PRIMARY KEY (maintenance_run_id, decision, reason, path),
+    CONSTRAINT ck_maintenance_decisions__decision_known
+        CHECK (decision IN ('SKIPPED', 'REFUSED', 'PASSED')),
+    CONSTRAINT fk_maintenance_decisions__maintenance_run_id FOREIGN KEY (maintenance_run_id)
+        REFERENCES cairn.maintenance_runs (maintenance_run_id),
+    CONSTRAINT fk_maintenance_decisions__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
 );
 
 CREATE TABLE cairn.runs (
@@ -213,6 +248,7 @@ CREATE TABLE cairn.physical_files (
     batch_id BIGINT,
     retry_of UUID,
     materialization_id UUID,
+    maintenance_run_id UUID,
     status VARCHAR(16) DEFAULT 'WRITING' NOT NULL,
     size_bytes BIGINT,
     live_bytes BIGINT DEFAULT '0' NOT NULL,
@@ -234,8 +270,13 @@ CREATE TABLE cairn.physical_files (
     ),
     CONSTRAINT ck_physical_files__live_counted CHECK (live_bytes >= 0 AND live_segments >= 0),
     CONSTRAINT fk_physical_files__retry_of FOREIGN KEY (retry_of)
-        REFERENCES cairn.physical_files (file_id)
+        REFERENCES cairn.physical_files (file_id),
+    CONSTRAINT fk_physical_files__maintenance_run_id FOREIGN KEY (maintenance_run_id)
+        REFERENCES cairn.maintenance_runs (maintenance_run_id)
 );
+
+CREATE INDEX ix_physical_files__maintenance_run_id ON cairn.physical_files (maintenance_run_id)
+    WHERE maintenance_run_id IS NOT NULL;
 
 CREATE INDEX ix_physical_files__deleted ON cairn.physical_files (job_id, deleted_at)
     WHERE status = 'DELETED';

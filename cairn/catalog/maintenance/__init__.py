@@ -1,0 +1,1 @@
+"""Transactions of maintenance runs: stored plans, who applies them, and what they decide."""
