@@ -29,7 +29,8 @@ GRANT USAGE ON SCHEMA cairn TO cairn_writer, cairn_maintainer, cairn_reader;
 GRANT SELECT ON
     cairn.alembic_version, cairn.segments, cairn.subtask_acks, cairn.v_changelog_storage,
     cairn.v_checkpoint_history, cairn.v_directories, cairn.v_files, cairn.v_history_by_day,
-    cairn.v_jobs, cairn.v_lost_uploads,
+    cairn.v_jobs, cairn.v_keepers, cairn.v_lost_uploads, cairn.v_maintenance_decisions,
+    cairn.v_maintenance_runs, cairn.v_space,
     cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
     cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;

@@ -14,8 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_message
 from cairn.cli import (
     commands,
+    explain_commands,
     inspect,
     job_commands,
+    maintenance_commands,
     metrics_command,
     savepoints,
     verify_command,
@@ -87,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     cleanup.add_argument("--job", metavar="JOB", help="only this job")
     cleanup.add_argument("--dry-run", action="store_true", help="report the changes, make none")
     cleanup.set_defaults(run=commands.cleanup)
+    maintenance_commands.add_commands(commands_, common)
+    explain_commands.add_commands(commands_, common)
     job_commands.add_commands(commands_, common)
     savepoints.add_commands(commands_, common)
     metrics_command.add_command(commands_, common)

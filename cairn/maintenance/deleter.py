@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from cairn.catalog.job.directories import (
 )
 from cairn.errors import RefusedError
 from cairn.layout import generation_of, is_directory, is_unfinished, owns
+from cairn.maintenance.breakers import max_deletes_per_s
+from cairn.maintenance.pace import Pace
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import require_allowed
 from cairn.ownership.check import require_last_owner, require_owner
@@ -69,11 +72,13 @@ def delete_condemned(
             it is not the one that the metastore knows; nothing is taken for deleted.
     """
     require_allowed(job, store.url)
+    pace = Pace(max_deletes_per_s(os.environ))
     files = size_bytes = failed = 0
     began_s = time.monotonic()
     last: DeleteIntent | None = None
     while intents := _open_intents(catalog, job, last):
         paths = [intent.path for intent in intents]
+        pace.wait(len(paths))
         # Before each request, as another metastore may take the root over at any time.
         require_owner(catalog, store, job.job_id)
         _refuse_foreign(job, paths)

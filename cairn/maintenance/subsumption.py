@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections import Counter
@@ -53,12 +52,6 @@ class SubsumptionPlan:
             or self.dead_commits
             or self.condemned_files
         )
-
-    @property
-    def sha256(self) -> str:
-        """The hex digest of the plan's canonical JSON: equal plans have equal digests."""
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as JSON values: lists, objects, text and numbers."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, text
 
 from cairn.catalog.cleanup.apply import Applied
 from cairn.catalog.cleanup.snapshot import JobFacts, read_snapshot
+from cairn.catalog.maintenance.plans import StoredPlan
 from cairn.errors import RefusedError
 from cairn.maintenance.cleanup import apply_stored, record_plan
+from cairn.maintenance.plans import digest_of
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from metastore.enums import SegmentKind
 from tests.maintenance.synthetic import SyntheticJob, dump
@@ -27,7 +28,7 @@ class Stored:
     job: SyntheticJob
     facts: JobFacts
     plan: SubsumptionPlan
-    run_id: UUID
+    stored: StoredPlan
 
     @classmethod
     def of(cls, job: SyntheticJob) -> Stored:
@@ -36,7 +37,7 @@ class Stored:
         return cls(job, snapshot.job, plan, record_plan(job.catalog, snapshot.job, plan))
 
     def apply(self) -> Applied:
-        return apply_stored(self.job.catalog, self.facts, self.run_id, self.plan)
+        return apply_stored(self.job.catalog, self.facts, self.stored)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_zombies_plan_changes_nothing_after_another_cleanup(job: SyntheticJob)
 def test_a_plan_is_stored_with_its_digest(job: SyntheticJob) -> None:
     stored = Stored.of(job)
     [(plan, sha256)] = job.execute("SELECT plan, plan_sha256 FROM cairn.maintenance_runs")
-    assert (plan, sha256) == (stored.plan.to_json(), stored.plan.sha256)
+    assert (plan, sha256) == (stored.plan.to_json(), digest_of(stored.plan.to_json()))
 
 
 def test_checkpoints_stay_that_the_job_retains_since(job: SyntheticJob) -> None:
@@ -180,9 +181,10 @@ def test_another_jobs_plan_touches_nothing(job: SyntheticJob) -> None:
 
 def test_a_plan_that_is_not_the_stored_one_is_refused(job: SyntheticJob) -> None:
     stored = Stored.of(job)
-    stored.plan = replace(stored.plan, subsumed_checkpoints=())
+    other = dict(stored.stored.plan) | {"subsumed_checkpoints": []}
+    stored.stored = replace(stored.stored, plan=other)
     rows = dump(job.url)
-    with pytest.raises(RefusedError, match=f"no plan .* with the hash {stored.plan.sha256}"):
+    with pytest.raises(RefusedError, match=f"no plan .* with the hash {digest_of(other)}"):
         stored.apply()
     assert dump(job.url) == rows
 

@@ -26,7 +26,7 @@ from cairn.catalog.job.materializations import (
 )
 from cairn.catalog.job.runs import register_run
 from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
-from cairn.catalog.maintenance.plans import store_plan
+from cairn.catalog.maintenance.plans import NewPlan, store_plan
 from cairn.catalog.savepoints.manifest_rows import (
     describe_checkpoint,
     intend_manifest,
@@ -36,6 +36,7 @@ from cairn.catalog.savepoints.manifest_rows import (
 from cairn.catalog.savepoints.pins import open_pins, pin_checkpoint, remove_pins
 from cairn.cli.inspect import find_content
 from cairn.keygroups import range_of
+from cairn.maintenance.plans import digest_of
 from cairn.maintenance.subsumption import SubsumptionPlan, plan_subsumption
 from metastore.enums import MaintenanceAction, PinKind, SegmentKind
 from tests.metastore.large_job import (
@@ -200,19 +201,22 @@ def planned(job: LargeJob, connection: Connection) -> tuple[SubsumptionPlan, Wor
     plan = plan_subsumption(snapshot)
     assert len(plan.dead_commits) == len(plan.condemned_files) == PLAN_ROWS
     run_id = uuid4()
+    content = plan.to_json()
     store_plan(
         connection,
         run_id,
-        snapshot.job.job_id,
-        MaintenanceAction.SUBSUMPTION,
-        plan.to_json(),
-        plan.sha256,
+        NewPlan(
+            job_id=snapshot.job.job_id,
+            action=MaintenanceAction.SUBSUMPTION,
+            plan=content,
+            sha256=digest_of(content),
+        ),
     )
     return plan, partial(
         apply_plan,
         job=snapshot.job,
         run_id=run_id,
-        plan_sha256=plan.sha256,
+        plan_sha256=digest_of(plan.to_json()),
         checkpoints=plan.subsumed_checkpoints,
         segments=plan.dead_segments,
         commits=plan.dead_commits,

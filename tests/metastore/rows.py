@@ -22,6 +22,7 @@ from metastore.models import (
     Directory,
     GroupCommit,
     Job,
+    MaintenanceDecision,
     MaintenanceRun,
     Materialization,
     PhysicalFile,
@@ -304,6 +305,17 @@ class Rows:
         else:
             self.set_status(MaintenanceRun, which, status)
         return run_id
+
+    def decision(self, run_id: UUID, path: str = "", decision: str = "SKIPPED") -> None:
+        self.execute(
+            insert(MaintenanceDecision).values(
+                maintenance_run_id=run_id,
+                job_id=self.job_id,
+                decision=decision,
+                reason="a test",
+                path=path,
+            )
+        )
 
     def deletion(self, file_id: UUID, path: str | None = None) -> None:
         self.execute(

@@ -18,7 +18,7 @@ from cairn.catalog.cleanup.snapshot import read_snapshot
 from cairn.catalog.job import segments
 from cairn.catalog.job.coverage import Coverage
 from cairn.catalog.job.group_commits import StoredSegment
-from cairn.catalog.maintenance.plans import store_plan
+from cairn.catalog.maintenance.plans import NewPlan, store_plan
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
 from metastore.enums import MaintenanceAction, SegmentKind
@@ -114,7 +114,13 @@ def forged(steps: Steps) -> Applied | None:
     ids = [i for (i,) in steps.sql("SELECT commit_id FROM cairn.group_commits WHERE job_id = :job")]
     job = steps.run(lambda c: read_snapshot(c, steps.name)).job
     run_id = uuid4()
-    steps.run(lambda c: store_plan(c, run_id, job.job_id, MaintenanceAction.SUBSUMPTION, {}, "00"))
+    steps.run(
+        lambda c: store_plan(
+            c,
+            run_id,
+            NewPlan(job_id=job.job_id, action=MaintenanceAction.SUBSUMPTION, plan={}, sha256="00"),
+        )
+    )
     apply = partial(apply_plan, job=job, run_id=run_id, plan_sha256="00")
     return steps.run(partial(apply, checkpoints=[], segments=[], commits=ids, files=[]))
 

@@ -152,6 +152,7 @@ def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.upload(1)
     rows.ack(1, 0, input_rows=1)
     rows.materialization()
+    rows.decision(rows.maintenance_run())
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

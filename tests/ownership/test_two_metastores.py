@@ -57,7 +57,7 @@ def condemn(job: SyntheticJob) -> JobFacts:
     """Does all of a cleanup that comes before the first delete."""
     snapshot = job.catalog.run("reading", lambda c: read_snapshot(c, job.name))
     plan = plan_subsumption(snapshot)
-    apply_stored(job.catalog, snapshot.job, record_plan(job.catalog, snapshot.job, plan), plan)
+    apply_stored(job.catalog, snapshot.job, record_plan(job.catalog, snapshot.job, plan))
     return snapshot.job
 
 

@@ -64,9 +64,9 @@ def apply_plan(
     """Executes those steps of a stored plan that still hold and returns the changes.
 
     Every row is decided again under the job's lock; rows that no longer qualify are left alone.
-    Delete intents for the condemned files commit with it. A plan that was applied before changes
-    nothing, and its changes then are returned. Returns None for a plan older than
-    `PLAN_LIFE_MIN`, which is FAILED from then on.
+    Delete intents for the condemned files commit with it, and decisions about the others. A plan
+    that was applied before changes nothing, and its changes then are returned. Returns None for a
+    plan older than `PLAN_LIFE_MIN`, which is FAILED from then on.
 
     Raises:
         RefusedError: the plan is not the stored one.
@@ -76,6 +76,10 @@ def apply_plan(
     # Applied by a first try whose answer was lost, so its changes are the answer.
     if run.status == MaintenanceStatus.APPLIED:
         return Applied(**run.result)
+    if run.status == MaintenanceStatus.REFUSED:
+        raise RefusedError(
+            f"a circuit breaker spoke about plan {run_id}, and nobody has passed it", job=job.name
+        )
     if run.status == MaintenanceStatus.FAILED or run.expired:
         # No error is raised here: it would roll the status back.
         _finish(connection, run_id, MaintenanceStatus.FAILED, {"refused": "expired"})
@@ -87,6 +91,8 @@ def apply_plan(
         + _let_commits_die(connection, job, commits),
         condemned_files=_condemn(connection, job, files, run_id),
     )
+    if applied.condemned_files < len(files):
+        _note_skipped(connection, job, files, run_id)
     _finish(connection, run_id, MaintenanceStatus.APPLIED, asdict(applied))
     return applied
 
@@ -211,6 +217,31 @@ def _let_commits_die(connection: Connection, job: JobFacts, commits: Sequence[UU
     """Returns how many segments died."""
     died = connection.scalars(_COMMITS_DIE, {"job_id": job.job_id, "commits": list(commits)})
     return sum(died)
+
+
+_NOTE_SKIPPED = text("""
+    INSERT INTO cairn.maintenance_decisions (maintenance_run_id, job_id, decision, reason, path)
+    SELECT
+        :run_id, f.job_id, 'SKIPPED',
+        CASE
+            WHEN f.status IN ('CONDEMNED', 'DELETED') THEN 'another cleanup has condemned it'
+            ELSE 'something needs it, or may seal it, since the plan was made'
+        END,
+        f.path
+    FROM cairn.physical_files AS f
+    LEFT JOIN cairn.deletions AS d
+        ON d.file_id = f.file_id AND d.maintenance_run_id = :run_id
+    WHERE f.job_id = :job_id AND f.file_id = ANY (:files) AND d.file_id IS NULL
+    ON CONFLICT DO NOTHING
+""").bindparams(bindparam("run_id", type_=Uuid()), bindparam("files", type_=ARRAY(Uuid())))
+
+
+def _note_skipped(
+    connection: Connection, job: JobFacts, files: Sequence[UUID], run_id: UUID
+) -> None:
+    """Records which files of a plan stay, and why."""
+    facts = {"run_id": run_id, "job_id": job.job_id, "files": list(files)}
+    connection.execute(_NOTE_SKIPPED, facts)
 
 
 def _condemn(connection: Connection, job: JobFacts, files: Sequence[UUID], run_id: UUID) -> int:
