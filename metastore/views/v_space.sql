@@ -44,41 +44,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN (SELECT now() - make_interval(secs => j.file_retention_ms / 1000.0) AS moment) AS t
     WHERE p.job_id = j.job_id AND p.status <> 'DELETED'
 ) AS f
-CROSS JOIN LATERAL (
-    WITH kept AS MATERIALIZED (
-        SELECT
-            coalesce(range_agg(int8range(k.checkpoint_id, k.checkpoint_id, '[]')) FILTER (
-                WHERE k.reason IN ('newest', 'manifest', 'unfinished')
-            ), '{}') AS retained,
-            coalesce(range_agg(int8range(k.checkpoint_id, k.checkpoint_id, '[]')) FILTER (
-                WHERE k.reason = 'pin'
-            ), '{}') AS pinned
-        FROM cairn.kept_checkpoints(j.job_id) AS k
-    ),
-    sized AS (
-        SELECT
-            r.size_bytes,
-            CASE
-                WHEN r.released_checkpoint IS NULL THEN 'live'
-                WHEN int8range(r.first_checkpoint, r.released_checkpoint) && kept.retained
-                    THEN 'retained'
-                WHEN int8range(r.first_checkpoint, r.released_checkpoint) && kept.pinned
-                    THEN 'pinned'
-                ELSE 'superseded'
-            END AS kept_by
-        FROM cairn.live_ranges(j.job_id, NULL) AS r CROSS JOIN kept
-    )
-    SELECT
-        CAST(coalesce(sum(sized.size_bytes) FILTER (WHERE sized.kept_by = 'live'), 0) AS bigint)
-            AS live_bytes,
-        CAST(coalesce(sum(sized.size_bytes) FILTER (WHERE sized.kept_by = 'retained'), 0) AS bigint)
-            AS retained_bytes,
-        CAST(coalesce(sum(sized.size_bytes) FILTER (WHERE sized.kept_by = 'pinned'), 0) AS bigint)
-            AS pinned_bytes,
-        CAST(coalesce(sum(sized.size_bytes) FILTER (WHERE sized.kept_by = 'superseded'), 0) AS bigint)
-            AS superseded_bytes
-    FROM sized
-) AS s;
+CROSS JOIN LATERAL cairn.live_space(j.job_id) AS s;
 
 COMMENT ON VIEW cairn.v_space IS
     'One row per job: the bytes in storage by what keeps them: state, retained checkpoints, pins, or '

@@ -61,6 +61,11 @@ _EARLIER_CLEANUPS = """
     SELECT gen_random_uuid(), :job, 'subsumption', '{}', '', 'APPLIED', '{}', now()
     FROM generate_series(1, 5000)
 """
+_EARLIER_DECISIONS = """
+    INSERT INTO cairn.maintenance_decisions (maintenance_run_id, job_id, decision, reason, path)
+    SELECT m.maintenance_run_id, :job, 'SKIPPED', 'another cleanup has condemned it', g
+    FROM cairn.maintenance_runs AS m CROSS JOIN generate_series(1, 3) AS g
+"""
 # Bases for all subtasks: all live batches can die but for what retained checkpoints need.
 _MATERIALIZE = (
     "SET LOCAL session_replication_role = replica",
@@ -129,7 +134,8 @@ class LargeJob:
         ref = JobRef(registration.job, run.job_id, run.epoch, PARALLELISM, str(registration.run_id))
         with catalog.begin() as connection:
             fill(connection, ref, HISTORY)
-            connection.execute(text(_EARLIER_CLEANUPS), {"job": run.job_id})
+            for statement in (_EARLIER_CLEANUPS, _EARLIER_DECISIONS):
+                connection.execute(text(statement), {"job": run.job_id})
         with connect(url) as connection:
             # Nor later by itself: what tests roll back would count in the statistics of others.
             for table in Base.metadata.sorted_tables:

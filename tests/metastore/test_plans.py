@@ -58,6 +58,10 @@ def require_within(seen: list[Statement], limit: Limit) -> None:
 
 OF_JOB = "WHERE job_id = :job_id"
 RECENT = f"{OF_JOB} AND checkpoint_id > {NEWEST - 10}"
+ONE_RUN = (
+    f"{OF_JOB} AND maintenance_run_id = (SELECT m.maintenance_run_id"
+    " FROM cairn.maintenance_runs AS m WHERE m.job_id = :job_id ORDER BY m.planned_at LIMIT 1)"
+)
 ONE_FILE = (
     f"{OF_JOB} AND path = (SELECT f.path FROM cairn.physical_files AS f"
     " WHERE f.job_id = :job_id AND f.status = 'SEALED' LIMIT 1)"
@@ -69,14 +73,14 @@ QUERIES: dict[str, tuple[str, Limit]] = {
     "v_changelog_storage": (RECENT, Limit(15 * COMMITS, 11 * COMMITS)),
     "v_directories": (UNDELETED, Limit(2 * FILES, 2 * FILES)),
     "v_files": (UNDELETED, Limit(30 * FILES, 20 * FILES)),
-    "v_keepers": (ONE_FILE, Limit(10, 20)),
+    "v_keepers": (ONE_FILE, Limit(50, 150)),
     "v_lost_uploads": (OF_JOB, Limit(10, 20)),
-    "v_maintenance_decisions": (OF_JOB, Limit(10, 20)),
-    "v_maintenance_runs": (f"{OF_JOB} ORDER BY planned_at DESC LIMIT 100", Limit(10, 20)),
+    "v_maintenance_decisions": (ONE_RUN, Limit(10, 20)),
+    "v_maintenance_runs": (f"{OF_JOB} ORDER BY planned_at DESC LIMIT 100", Limit(600, 1000)),
     "v_materialization": (OF_JOB, Limit(LIVE + 5 * BASES, LIVE)),
     "v_metrics": ("", Limit(6 * LIVE, 6 * LIVE)),
     "v_pins": (f"{OF_JOB} AND removed_at IS NULL", Limit(10, 20)),
-    "v_space": (OF_JOB, Limit(10, 20)),
+    "v_space": (OF_JOB, Limit(3 * FILES, 2 * FILES)),
     "v_space_amplification": (OF_JOB, Limit(2 * FILES, 2 * FILES)),
     "v_unneeded_files": (OF_JOB, Limit(2 * FILES, 2 * FILES)),
     "segments": (f"{OF_JOB} AND first_checkpoint = {NEWEST}", Limit(5 * BASES, 10 * BASES)),
