@@ -59,11 +59,11 @@ def require_within(seen: list[Statement], limit: Limit) -> None:
 OF_JOB = "WHERE job_id = :job_id"
 RECENT = f"{OF_JOB} AND checkpoint_id > {NEWEST - 10}"
 ONE_RUN = (
-    f"{OF_JOB} AND maintenance_run_id = (SELECT m.maintenance_run_id"
+    "WHERE job_id = :job_id AND maintenance_run_id = (SELECT m.maintenance_run_id"
     " FROM cairn.maintenance_runs AS m WHERE m.job_id = :job_id ORDER BY m.planned_at LIMIT 1)"
 )
 ONE_FILE = (
-    f"{OF_JOB} AND path = (SELECT f.path FROM cairn.physical_files AS f"
+    "WHERE job_id = :job_id AND path = (SELECT f.path FROM cairn.physical_files AS f"
     " WHERE f.job_id = :job_id AND f.status = 'SEALED' LIMIT 1)"
 )
 UNDELETED = f"{OF_JOB} AND status <> 'DELETED'"
