@@ -18,7 +18,7 @@ class MaintenanceRun(Base):
 
     __tablename__ = "maintenance_runs"
     __table_args__ = (
-        Index(None, "job_id", "planned_at"),
+        Index("ix_maintenance_runs__planned", "job_id", "planned_at"),
         one_of("status", MaintenanceStatus),
         one_of("action", MaintenanceAction),
         CheckConstraint(

@@ -95,7 +95,7 @@ CREATE TABLE cairn.maintenance_runs (
     CONSTRAINT fk_maintenance_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
 );
 
-CREATE INDEX ix_maintenance_runs__job_id_planned_at
+CREATE INDEX ix_maintenance_runs__planned
     ON cairn.maintenance_runs (job_id, planned_at);
 
 CREATE TABLE cairn.maintenance_decisions (
