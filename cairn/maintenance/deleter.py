@@ -152,9 +152,11 @@ def delete_quarantined(
         RefusedError, StorageError: see `delete_condemned`.
     """
     require_allowed(job, store.url)
+    pace = Pace(max_deletes_per_s(os.environ))
     files = size_bytes = failed = 0
     last: UUID | None = None
     while intents := _condemned_after(catalog, job, last):
+        pace.wait(len(intents))
         # Before each request, as another metastore may take the root over at any time.
         require_owner(catalog, store, job.job_id)
         _refuse_foreign(job, [intent.place.path for intent in intents])
