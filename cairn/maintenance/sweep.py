@@ -14,7 +14,6 @@ from functools import partial
 from uuid import UUID, uuid4
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.cleanup.apply import store_plan
 from cairn.catalog.cleanup.quarantine import (
     RootFacts,
     condemn_due,
@@ -26,6 +25,7 @@ from cairn.catalog.cleanup.quarantine import (
     trim_quarantine,
 )
 from cairn.catalog.cleanup.snapshot import JobFacts, facts_of_job
+from cairn.catalog.maintenance.plans import NewPlan, store_plan
 from cairn.errors import RefusedError
 from cairn.maintenance.deleter import BATCH_OBJECTS, delete_empty_directories, delete_quarantined
 from cairn.maintenance.find_orphans import Finder, Tally
@@ -35,11 +35,9 @@ from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.ownership.check import check_before_cleanup, require_owner
 from cairn.storage import Inventory, ObjectStore, inventory_of
+from metastore.enums import MaintenanceAction
 
 _log = logging.getLogger(__name__)
-
-ACTION = "orphan_sweep"
-"""What its maintenance runs are called."""
 
 QUARANTINE_MS = 7 * 86_400_000
 """How long an orphan is kept after it was found."""
@@ -213,9 +211,17 @@ def _store_plan(sweep: _Sweep, spill: OrphanSpill, report: SweepReport) -> UUID:
         "kept": report.kept,
         "sample": spill.sample,
     }
+    new = NewPlan(
+        job_id=sweep.job.job_id,
+        action=MaintenanceAction.ORPHAN_SWEEP,
+        plan=plan,
+        sha256=spill.sha256,
+        files=report.orphans,
+        size_bytes=report.orphan_bytes,
+    )
     sweep.catalog.run(
         f"storing a plan for job {sweep.job.name}",
-        lambda c: store_plan(c, run_id, sweep.job, ACTION, plan, spill.sha256),
+        lambda c: store_plan(c, run_id, new),
     )
     return run_id
 
