@@ -7,9 +7,14 @@ import secrets
 
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _NUMBER = "[0-9]{1,19}"
-_DIRECTORY = f"(?:shared/subtask-{_NUMBER}-{_NUMBER}|taskmanager-owned/[A-Za-z0-9_-]{{1,100}})"
+_DIRECTORY = (
+    f"(?:shared/subtask-{_NUMBER}-{_NUMBER}|taskmanager-owned/[A-Za-z0-9_-]{{1,100}}"
+    f"|maintenance/{_UUID})"
+)
 _FILE = re.compile(f"[^/]+/(?:{_DIRECTORY}/{_UUID}|exclusive/{_NUMBER}-{_NUMBER}-{_UUID})[.]seg")
-_MADE = re.compile(f"[^/]+/(?:{_DIRECTORY}|shared|taskmanager-owned|exclusive|owner|chk-{_NUMBER})")
+_MADE = re.compile(
+    f"[^/]+/(?:{_DIRECTORY}|shared|taskmanager-owned|maintenance|exclusive|owner|chk-{_NUMBER})"
+)
 _UNFINISHED = re.compile(rf"{_MADE.pattern}/[.]tmp-{_UUID}")
 
 _HIGHEST_ID = 2**62

@@ -9,8 +9,8 @@ metastore that is restored from a backup finds them. Rows of what ended before
 **It never** touches one of the newest retained checkpoints, a pinned one or one in progress, a
 segment that such a checkpoint or the next one needs, a file that a running job may still be
 writing, or an object outside the job's own directory. Nothing is deleted without a row in
-`cairn.deletions` that was committed before. It does not find orphans: objects that the metastore
-does not know; `cairn verify JOB` lists them.
+`cairn.deletions` that was committed before. It does not find orphans, objects that the metastore
+does not know: the Dag `orphan_sweep` does.
 
 It may run at any time, beside the jobs, twice at once, and again after a crash: it continues
 where the last one stopped. Every 10 minutes, because a round is a few short queries a job, and

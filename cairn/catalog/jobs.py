@@ -35,6 +35,12 @@ def find_job(connection: Connection, name: str, *, locked: bool = False) -> Row[
     return connection.execute(query).one()
 
 
+def names_by_root(connection: Connection, storage: str) -> dict[str, str]:
+    """Returns the names of the jobs in a storage by their ids, which their roots are called."""
+    rows = connection.execute(select(Job.job_id, Job.name).where(Job.storage == storage))
+    return {row.job_id: row.name for row in rows}
+
+
 def end_of_file_retention(job_id: str) -> ScalarSelect[datetime]:
     """Returns the moment that is a job's `cairn.file-retention` ago.
 

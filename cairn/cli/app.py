@@ -20,6 +20,7 @@ from cairn.cli import (
     maintenance_commands,
     metrics_command,
     savepoints,
+    sweep_commands,
     verify_command,
 )
 from cairn.cli.output import fail, print_error
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     savepoints.add_commands(commands_, common)
     metrics_command.add_command(commands_, common)
     verify_command.add_command(commands_, common)
+    sweep_commands.add_commands(commands_, common)
     return parser
 
 

@@ -82,8 +82,8 @@ def _conclude(job: str, counts: Counter[Problem]) -> int:
     useless = counts[Problem.UNKNOWN] + counts[Problem.DELETED]
     if useless:
         print(
-            f"{useless} objects cost storage only. No command deletes them, because another "
-            "metastore may know them: delete them by the storage's own tools once none does",
+            f"{useless} objects cost storage only. `cairn sweep {job}` sets aside those that "
+            "nothing keeps, and deletes them a week later",
             file=sys.stderr,
         )
     if damaged:

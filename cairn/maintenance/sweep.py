@@ -26,7 +26,7 @@ from cairn.catalog.cleanup.quarantine import (
 )
 from cairn.catalog.cleanup.snapshot import JobFacts, facts_of_job
 from cairn.catalog.maintenance.plans import NewPlan, store_plan
-from cairn.errors import RefusedError
+from cairn.errors import BadInputError, RefusedError
 from cairn.maintenance.deleter import BATCH_OBJECTS, delete_empty_directories, delete_quarantined
 from cairn.maintenance.find_orphans import Finder, Tally
 from cairn.maintenance.orphan_spill import OrphanSpill
@@ -41,6 +41,9 @@ _log = logging.getLogger(__name__)
 
 QUARANTINE_MS = 7 * 86_400_000
 """How long an orphan is kept after it was found."""
+
+SHORTEST_QUARANTINE_MS = 86_400_000
+"""The least that somebody may ask for: a day in which the loss can be noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +99,16 @@ def sweep_job(
     nothing, in the metastore and in storage.
 
     Raises:
-        BadInputError: there is no such job, or `CAIRN_STORAGES` is not set.
+        BadInputError: there is no such job, `CAIRN_STORAGES` is not set, or `quarantine_ms` is
+            below `SHORTEST_QUARANTINE_MS`.
         RefusedError: the root is not this metastore's, or it may have lost transactions; the job's
             storage is not one that this process may clean; the clocks differ. Nothing was changed.
         StoreFailedError: the metastore or the storage failed; call again to continue.
     """
+    if quarantine_ms < SHORTEST_QUARANTINE_MS:
+        raise BadInputError(
+            f"a quarantine of {quarantine_ms} ms leaves no time to notice a loss: at least 1 d"
+        )
     job = catalog.run(f"reading job {job_name}", lambda c: facts_of_job(c, job_name))
     # First: a job that somebody else has made up is not even listed.
     store = open_allowed(job)

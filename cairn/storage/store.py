@@ -15,6 +15,9 @@ from cairn.storage.ranges import ByteRange
 TEMP_PREFIX = ".tmp-"
 """File names that start so are unfinished writes, never objects."""
 
+PROBE_PREFIX = ".cairn-probe-"
+"""Names of probes start so, right below the URL of a store."""
+
 LONGEST_WRITE_S = 240
 """No object appears longer than this after its `put` was called, whatever happens to the caller."""
 
@@ -277,7 +280,7 @@ def can_append_by_probe(
     Raises:
         StorageError, BadInputError: see `ObjectStore.check_writable`.
     """
-    path = f".cairn-probe-{uuid.uuid4()}"
+    path = f"{PROBE_PREFIX}{uuid.uuid4()}"
     seen: list[bytes] = []
     store.put(path, [_PROBE])
     try:
@@ -290,7 +293,7 @@ def can_append_by_probe(
 
 def check_by_probe(store: ObjectStore) -> None:
     """Does the work of `ObjectStore.check_writable` with the other verbs of `store`."""
-    path = f".cairn-probe-{uuid.uuid4()}"
+    path = f"{PROBE_PREFIX}{uuid.uuid4()}"
     store.put(path, [_PROBE])
     try:
         _check_probe(store, path)

@@ -29,6 +29,10 @@ SELECT
               AND runs.epoch = f.epoch
               AND cairn.is_over(runs.ended_at, runs.seen_at)
         ) THEN 'its writer, run ' || f.epoch || ', has ended'
+        WHEN f.batch_id IS NULL
+            AND f.materialization_id IS NULL
+            AND right(f.path, 10) <> '/_metadata'
+            THEN 'initial state of run ' || f.epoch || ', whose first batch is over'
         WHEN f.materialization_id IS NOT NULL
             THEN 'its materialization has ended, or another one of the subtask has been completed'
         WHEN right(f.path, 10) = '/_metadata'
@@ -95,6 +99,20 @@ WHERE f.status <> 'DELETED'
                 -- Asked for each file, by index: as a hash it would read the whole table.
                 OFFSET 0
             ))
+            -- Initial state stays WRITING. Once a batch of its run is confirmed nobody reads it; a
+            -- day is for what else is written for no batch.
+            OR (
+                f.batch_id IS NULL
+                AND f.materialization_id IS NULL
+                AND right(f.path, 10) <> '/_metadata'
+                AND f.created_at <= now() - INTERVAL '24 hours'
+                AND EXISTS (
+                    SELECT FROM cairn.checkpoints
+                    WHERE checkpoints.job_id = f.job_id
+                      AND checkpoints.epoch = f.epoch
+                      AND checkpoints.status IN ('CONFIRMED', 'SUBSUMED')
+                )
+            )
             OR EXISTS (
                 SELECT FROM cairn.physical_files AS winner
                 WHERE winner.sealed_at IS NOT NULL

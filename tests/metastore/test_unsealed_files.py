@@ -118,3 +118,23 @@ def test_a_zombie_cannot_seal_the_file_that_cleanup_took(steps: Steps) -> None:
     steps.clean()
     with pytest.raises(FencedError, match="the physical file is DELETED"):
         steps.run(lambda c: seal_files(c, [file]))
+
+
+def test_cleanup_takes_initial_state_a_day_after_it_was_written_once_a_batch_is_confirmed(
+    steps: Steps,
+) -> None:
+    epoch = steps.register()
+    steps.begin(steps.ref(epoch, 0))
+    first, later = (steps.intend(steps.ref(epoch, 0), Scope.SHARED) for _ in range(2))
+    steps.sql(
+        "UPDATE cairn.physical_files SET created_at = created_at - INTERVAL '25 hours'"
+        " WHERE file_id = CAST(:file AS uuid)",
+        file=first.file_id,
+    )
+    steps.let_writes_end()
+    steps.clean()
+    assert steps.file_facts(first)[0] == "WRITING", "the first batch may run again"
+    steps.ack(steps.ref(epoch, 0), 1, 0, 1)
+    steps.begin(steps.ref(epoch, 1))
+    steps.clean()
+    assert [steps.file_facts(file)[0] for file in (first, later)] == ["DELETED", "WRITING"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from uuid import uuid4
 
@@ -10,13 +11,15 @@ import pytest
 from sqlalchemy import make_url, text
 
 from cairn.catalog.catalog import Catalog, dispose_engines
+from cairn.catalog.cleanup.quarantine import confirm_root, restore
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
 from cairn.catalog.savepoints.pins import remove_pins
 from cairn.cli import main
 from cairn.errors import BadInputError
-from cairn.layout import owner_file
+from cairn.layout import owner_file, shared_file
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.sweep import sweep_job
 from cairn.savepoints.write_manifest import pin
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
@@ -118,6 +121,29 @@ def test_maintainer_plans_applies_and_deletes(
     assert len(paths(written, "DELETED")) == report.deleted_files
     stored = {found.path for found in store.list("")}
     assert stored == paths(written, "SEALED") | {owner_file(written.job_id, 1)}
+
+
+def test_maintainer_sweeps_takes_out_and_deletes_orphans(
+    written: Steps, logins: dict[str, str], store: ObjectStore, metastore_url: str
+) -> None:
+    catalog = Catalog(logins["cairn_maintainer"])
+    orphans = [shared_file(written.job_id, 0, 2, str(uuid4())) for _ in range(2)]
+    for path in orphans:
+        store.put(path, [b"x"])
+    catalog.run("confirming", lambda c: confirm_root(c, written.job_id))
+    sweep = partial(sweep_job, catalog, written.name, unsafe_min_age=timedelta(0))
+    assert sweep().quarantined == 2
+    out = catalog.run("restoring", lambda c: restore(c, written.job_id, orphans[:1]))
+    assert out == orphans[:1]
+    aged = (
+        "SET LOCAL session_replication_role = replica;"
+        " UPDATE cairn.quarantined_objects SET quarantined_at = now() - INTERVAL '9 days',"
+        " quarantined_until = now() - INTERVAL '2 days'"
+    )
+    execute(metastore_url, aged)
+    assert sweep().deleted == 1
+    with pytest.raises(BadInputError, match="permission denied"):
+        written.sql("SELECT * FROM cairn.quarantined_objects")
 
 
 def test_writer_continues_with_operator_lists_and_maintainer_condemns_old_ones(

@@ -191,6 +191,14 @@ _RESTORE = text("""
     ORDER BY path
 """).bindparams(bindparam("paths", type_=ARRAY(Text())))
 
+_OPEN = text("""
+    SELECT path, upload_id, status, reason, size_bytes, modified_at, quarantined_at,
+        quarantined_until, restored_at, last_error
+    FROM cairn.quarantined_objects
+    WHERE job_id = :job_id AND status IN ('QUARANTINED', 'CONDEMNED', 'RESTORED')
+    ORDER BY quarantined_at, path
+""")
+
 _CONFIRM = text("""
     UPDATE cairn.ownerships AS o SET confirmed_at = now()
     WHERE o.job_id = :job_id
@@ -340,6 +348,11 @@ def restore(connection: Connection, job_id: str, paths: Sequence[str]) -> list[s
     Those that were taken out before are among them, and those with a delete intent are not.
     """
     return list(connection.scalars(_RESTORE, {"job_id": job_id, "paths": list(paths)}))
+
+
+def open_rows(connection: Connection, job_id: str) -> list[dict[str, Any]]:
+    """Returns what of a job is in quarantine, is to be deleted, or was taken out; oldest first."""
+    return [dict(row) for row in connection.execute(_OPEN, {"job_id": job_id}).mappings()]
 
 
 def confirm_root(connection: Connection, job_id: str) -> None:
