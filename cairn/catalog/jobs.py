@@ -25,14 +25,16 @@ def find_job(connection: Connection, name: str, *, locked: bool = False) -> Row[
         BadInputError: there is no such job; the message lists those there are.
     """
     query = select(Job.__table__).where(Job.name == name)
-    job = connection.execute(query).one_or_none()
-    if job is None:
-        raise unknown_job(name, job_names(connection))
-    if not locked:
-        return job
-    lock_job(connection, job.job_id, exclusive=True)
-    # Again: as it is now that nobody can change it.
-    return connection.execute(query).one()
+    locked_id: str | None = None
+    while True:
+        job = connection.execute(query).one_or_none()
+        if job is None:
+            raise unknown_job(name, job_names(connection))
+        # Again once it is locked: it may have been renamed, and another one may have its name.
+        if not locked or job.job_id == locked_id:
+            return job
+        locked_id = job.job_id
+        lock_job(connection, job.job_id, exclusive=True)
 
 
 def names_by_root(connection: Connection, storage: str) -> dict[str, str]:

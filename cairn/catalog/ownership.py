@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.job.fencing import lock_job
-from cairn.errors import RefusedError
+from cairn.errors import FencedError, RefusedError
 from cairn.owner import Ownership, OwnFacts
 from metastore.models import Job
 from metastore.models import Ownership as Row
@@ -39,13 +39,19 @@ def own_facts(connection: Connection, job_id: str) -> OwnFacts:
     """Returns what this metastore knows about itself and about a job's root.
 
     Raises:
-        RefusedError: the job is gone, or the metastore has lost its id.
+        FencedError: the job is gone.
+        RefusedError: the metastore has lost its id.
     """
     row = connection.execute(_FACTS, {"job_id": job_id}).one_or_none()
     if row is None:
+        if connection.scalar(select(Job.job_id).where(Job.job_id == job_id)) is None:
+            raise FencedError(
+                f"the metastore has no job with the root {job_id}/ any more: it was dropped",
+                job=job_id,
+            )
         raise RefusedError(
-            f"the metastore has no job with the root {job_id}/, or the table cairn.metastore has "
-            "lost its row: restore it from a backup",
+            "the table cairn.metastore has lost its row, so nobody knows whose the root is: "
+            "restore it from a backup",
             job=job_id,
         )
     newest = None

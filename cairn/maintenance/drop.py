@@ -10,7 +10,7 @@ from datetime import datetime
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.drop import JobToDrop, Size, job_to_drop, mark_dropped, size_of
 from cairn.catalog.cleanup.snapshot import JobFacts, read_job
-from cairn.errors import RefusedError
+from cairn.errors import CairnError, RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.forget import holds_unknown
 from cairn.maintenance.progress import Progress, silent
@@ -73,10 +73,33 @@ def drop_job(
         RefusedError: a run is alive or a checkpoint is pinned; nothing was changed.
         BadInputError, StoreFailedError: see `cleanup_job`.
     """
-    facts = catalog.run(f"reading job {job.name}", lambda c: read_job(c, job.job_id))
+    gone = _report(job, None, Size(files=0, size_bytes=0, rows=0), dry_run=dry_run)
+    facts = _read(catalog, job)
     # By an earlier call that was killed in its last step, or by a cleanup.
     if facts is None:
-        return _report(job, None, Size(files=0, size_bytes=0, rows=0), dry_run=dry_run)
+        return gone
+    try:
+        return _drop(catalog, job, facts, dry_run=dry_run, told=told, progress=progress)
+    except CairnError:
+        # Another call, or a cleanup, may have ended it meanwhile, which each step would find.
+        if _read(catalog, job) is None:
+            return gone
+        raise
+
+
+def _read(catalog: Catalog, job: JobToDrop) -> JobFacts | None:
+    return catalog.run(f"reading job {job.name}", lambda c: read_job(c, job.job_id))
+
+
+def _drop(
+    catalog: Catalog,
+    job: JobToDrop,
+    facts: JobFacts,
+    *,
+    dry_run: bool,
+    told: Callable[[Size], None],
+    progress: Progress,
+) -> DropReport:
     store = open_allowed(facts)
     # Before the mark, which cannot be taken back.
     if not facts.is_dropped:

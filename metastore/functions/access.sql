@@ -41,7 +41,7 @@ END $$;
 -- Puts the policies in force, for good: with the first tenant, and after each migration from then on.
 -- Views then read with the rights of who asks, whose rows are filtered.
 CREATE OR REPLACE FUNCTION cairn.separate_tenants() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one record;
 BEGIN

@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION cairn.acknowledge(
     ends integer[], commits json,
     OUT bound_query text, OUT late integer[]
 )
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 DECLARE
     of_job cairn.jobs := cairn.require_epoch(job, run_epoch, of_run, FALSE, FALSE);

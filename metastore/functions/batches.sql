@@ -21,7 +21,7 @@ CREATE OR REPLACE FUNCTION cairn.begin_batch(
     offsets_bytes bigint[], sizes_bytes bigint[], sha256s text, entries integer[], path text,
     scope text
 )
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     found record;
@@ -109,7 +109,7 @@ END $$;
 CREATE OR REPLACE FUNCTION cairn.open_batch(
     job text, run_epoch bigint, of_run uuid, of_query text, batch bigint, waits boolean
 ) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     of_job cairn.jobs;
     run cairn.runs;
@@ -203,7 +203,7 @@ END $$;
 -- That of a job that was restored is of batch -1 and of no query.
 CREATE OR REPLACE FUNCTION cairn.parent_of(job text, of_query text, batch bigint)
 RETURNS cairn.checkpoints
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     found cairn.checkpoints;
 BEGIN
@@ -264,7 +264,7 @@ RETURN (
 -- complete ones too, because the batch runs again, perhaps at another parallelism; the variables
 -- that the run deletes are dropped; the directories that it will not write to are given up.
 CREATE OR REPLACE FUNCTION cairn.begin_run(run cairn.runs) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE cairn.jobs AS j
     SET time_mode = run.time_mode,

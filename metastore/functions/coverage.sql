@@ -37,7 +37,7 @@ RETURN (
 CREATE OR REPLACE FUNCTION cairn.is_covered(
     key_groups int4multirange, checkpoint_id bigint, covered_until bigint[]
 ) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one int4range;
 BEGIN

@@ -10,7 +10,7 @@ RETURN ended_at IS NOT NULL OR seen_at < now() - INTERVAL '1 hour';
 -- lock. If it was over, it writes again, as a stopped machine that goes on: what it has claimed was
 -- given up meanwhile.
 CREATE OR REPLACE FUNCTION cairn.see_run(job text, run_epoch bigint) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     UPDATE cairn.runs AS r SET seen_at = now()
     WHERE r.job_id = job

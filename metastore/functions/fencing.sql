@@ -2,7 +2,7 @@
 
 -- Refuses what a run may no longer do; the client raises its error of a fenced run.
 CREATE OR REPLACE FUNCTION cairn.refuse_fenced(message text, about jsonb) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'CA008', MESSAGE = message, DETAIL = CAST(about AS text);
 END $$;
@@ -10,7 +10,7 @@ END $$;
 -- Locks a job until the transaction ends and returns it. An advisory lock: to share that of the row
 -- writes to it, and lets later sharers pass who waits.
 CREATE OR REPLACE FUNCTION cairn.lock_job(job text, is_exclusive boolean) RETURNS cairn.jobs
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found cairn.jobs;
 BEGIN
@@ -37,7 +37,7 @@ END $$;
 CREATE OR REPLACE FUNCTION cairn.require_epoch(
     job text, run_epoch bigint, of_run uuid, is_exclusive boolean, may_begin boolean
 ) RETURNS cairn.jobs
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     of_job cairn.jobs := cairn.lock_job(job, is_exclusive);
     seen timestamptz;

@@ -2,7 +2,7 @@
 
 -- Records that a run is about to write files. Again: changes nothing.
 CREATE OR REPLACE FUNCTION cairn.add_files(job text, run_epoch bigint, files json) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     INSERT INTO cairn.physical_files (
         file_id, job_id, epoch, path, scope, batch_id, retry_of, materialization_id
@@ -21,7 +21,7 @@ END $$;
 CREATE OR REPLACE FUNCTION cairn.intend_files(
     job text, run_epoch bigint, of_run uuid, files json
 ) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM cairn.require_epoch(job, run_epoch, of_run, FALSE, FALSE);
     PERFORM cairn.add_files(job, run_epoch, files);
@@ -31,7 +31,7 @@ END $$;
 -- end must not be cut. Files of a group that commits again are sealed, which is right if they have
 -- these sizes.
 CREATE OR REPLACE FUNCTION cairn.seal_files(file_ids uuid[], sizes bigint[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     sealed bigint := 0;
     trimmed uuid;

@@ -5,7 +5,7 @@
 -- its lease.
 CREATE OR REPLACE FUNCTION cairn.lock_maintenance_run(run uuid, is_exclusive boolean)
 RETURNS cairn.maintenance_runs
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found cairn.maintenance_runs;
 BEGIN
@@ -26,7 +26,7 @@ END $$;
 
 -- Refuses who does not hold the lease of a locked maintenance run, or has lost it.
 CREATE OR REPLACE FUNCTION cairn.check_lease(run cairn.maintenance_runs, of_holder uuid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF run.status = 'RUNNING' AND run.holder = of_holder AND run.leased_until > clock_timestamp()
         AND NOT (run.action IN ('materialization', 'compaction') AND cairn.is_dropped(run.job_id))
@@ -50,7 +50,7 @@ END $$;
 CREATE OR REPLACE FUNCTION cairn.take_lease(
     run uuid, of_holder uuid, lease_ms bigint, plan_life_ms bigint
 ) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found cairn.maintenance_runs := cairn.lock_maintenance_run(run, TRUE);
     of_job text := (SELECT j.name FROM cairn.jobs AS j WHERE j.job_id = found.job_id);
@@ -89,14 +89,14 @@ END $$;
 
 -- Locks a maintenance run for a transaction that writes under its lease.
 CREATE OR REPLACE FUNCTION cairn.require_lease(run uuid, of_holder uuid) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM cairn.check_lease(cairn.lock_maintenance_run(run, FALSE), of_holder);
 END $$;
 
 -- Extends a lease from now on, or with no time at all gives it up: then another process may take over.
 CREATE OR REPLACE FUNCTION cairn.renew_lease(run uuid, of_holder uuid, lease_ms bigint) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM cairn.check_lease(cairn.lock_maintenance_run(run, TRUE), of_holder);
     UPDATE cairn.maintenance_runs AS m
@@ -108,7 +108,7 @@ END $$;
 CREATE OR REPLACE FUNCTION cairn.finish_maintenance_run(
     run uuid, of_holder uuid, new_status text, of_result jsonb
 ) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found cairn.maintenance_runs := cairn.lock_maintenance_run(run, TRUE);
 BEGIN

@@ -6,7 +6,7 @@
 -- manifest's path is not random: while its checkpoint may get one, whatever lies there stays.
 CREATE OR REPLACE FUNCTION cairn.keeper_of(job text, object_path text, is_upload boolean)
 RETURNS text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found text := (
         SELECT f.status FROM cairn.physical_files AS f WHERE f.job_id = job AND f.path = object_path

@@ -4,7 +4,7 @@
 -- with the metastore's id. A dump that is restored has another one, wherever that is, and so has
 -- CREATE DATABASE ... TEMPLATE; a base backup, a standby and a copied data directory have the same.
 CREATE OR REPLACE FUNCTION cairn.database_id() RETURNS text
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     server text := 'unknown';
 BEGIN
@@ -21,7 +21,7 @@ END $$;
 -- Returns the timeline of this server: another one after a failover and a point-in-time recovery.
 -- Not as of the last checkpoint of the server, which may be from before its promotion.
 CREATE OR REPLACE FUNCTION cairn.timeline() RETURNS bigint
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF pg_is_in_recovery() THEN
         RETURN (SELECT timeline_id FROM pg_control_checkpoint());

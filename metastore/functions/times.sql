@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION cairn.times_after(
     run cairn.runs, of_query text, batch bigint, parent cairn.checkpoints,
     OUT processing_ms bigint, OUT watermark_ms bigint, OUT max_event_ms bigint[]
 )
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_variable
 BEGIN
     max_event_ms := cairn.seen_after(parent);
@@ -50,7 +50,7 @@ END $$;
 -- Returns the latest event time by input as of the end of a checkpoint, which is confirmed, so that
 -- no ack is added to it.
 CREATE OR REPLACE FUNCTION cairn.seen_after(checkpoint cairn.checkpoints) RETURNS bigint[]
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN coalesce((
         SELECT array_agg(latest.at_ms ORDER BY latest.input)

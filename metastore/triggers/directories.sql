@@ -1,7 +1,7 @@
 -- Directories: one with a file that is not deleted stays. All that are deleted at once are looked at
 -- together: the files of a job are read once.
 CREATE OR REPLACE FUNCTION cairn.refuse_removal() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     with_files text[];
     kept record;

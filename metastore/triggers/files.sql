@@ -1,7 +1,7 @@
 -- Files: one with a live segment is never condemned, and a condemned one never gets a segment. One
 -- trigger for all rules: each with a condition of its own costs more than the change of the row.
 CREATE OR REPLACE FUNCTION cairn.guard_file() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     said text;
     code text := 'CA003';
@@ -12,6 +12,12 @@ BEGIN
             said := 'status of a new row cannot be ' || NEW.status;
         ELSIF NEW.live_segments <> 0 OR NEW.live_bytes <> 0 THEN
             said := 'live counters follow the segments and start at 0';
+        -- Another job's rows could not be deleted any more, and its file would look like one that lost.
+        ELSIF NEW.retry_of IS NOT NULL AND NOT EXISTS (
+            SELECT FROM cairn.physical_files AS first
+            WHERE first.file_id = NEW.retry_of AND first.job_id = NEW.job_id
+        ) THEN
+            said := 'a retry is of a file of its own job';
         ELSE
             RETURN NEW;
         END IF;

@@ -2,7 +2,7 @@
 -- there has its own place, and all are in files of the job. The checkpoint's row is locked by whoever
 -- adds a group commit, so one of two waits for the other and then sees its acks.
 CREATE OR REPLACE FUNCTION cairn.admit_group_commit() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     rule text;
     own_parallelism integer;

@@ -2,7 +2,7 @@
 -- request, a plan or an attempt that was held up may still ask for them. Of a job that was dropped,
 -- whose files are deleted, nobody may ask any more.
 CREATE OR REPLACE FUNCTION cairn.refuse_trim() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF (
         TG_TABLE_NAME IN (
@@ -47,7 +47,7 @@ EXECUTE FUNCTION cairn.refuse_trim('only one that ended more than an hour ago ca
 
 -- The newest tell Spark's place, the times of a batch that runs again, and that a job has begun.
 CREATE OR REPLACE FUNCTION cairn.refuse_newest() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF (
         SELECT max(checkpoint_id) FROM cairn.checkpoints
@@ -64,7 +64,7 @@ CREATE OR REPLACE TRIGGER guard_newest BEFORE DELETE ON cairn.checkpoints FOR EA
 EXECUTE FUNCTION cairn.refuse_newest();
 
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_commit() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM cairn.physical_files WHERE file_id = OLD.file_id AND status <> 'DELETED'
@@ -87,7 +87,7 @@ CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.group_commits FOR EA
 EXECUTE FUNCTION cairn.refuse_needed_commit();
 
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_segment() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM cairn.physical_files WHERE file_id = OLD.file_id AND status <> 'DELETED'
@@ -111,7 +111,7 @@ EXECUTE FUNCTION cairn.refuse_trim('only one that was DELETED more than an hour 
 -- Of the requests of one upload, the one that counts decides about the others. And a manifest's
 -- path is not a random one: while its checkpoint may get a manifest, its row says that it was used.
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_file() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM cairn.physical_files AS other
@@ -162,7 +162,7 @@ WHEN ((OLD.decided_at <= now() - INTERVAL '1 hour') IS NOT TRUE)
 EXECUTE FUNCTION cairn.refuse_trim('one of the last hour cannot be deleted');
 
 CREATE OR REPLACE FUNCTION cairn.refuse_current_run() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM cairn.jobs WHERE job_id = OLD.job_id AND current_epoch <= OLD.epoch

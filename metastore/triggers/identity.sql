@@ -1,6 +1,6 @@
 -- Identity: what a row says of itself never changes.
 CREATE OR REPLACE FUNCTION cairn.refuse_identity() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'CA002', MESSAGE =
         TG_TABLE_NAME || ': ' || TG_ARGV[0] || ' of a row never change ['

@@ -1,6 +1,6 @@
 -- Jobs: nobody renames or drops one under a run that is alive, and what was dropped stays so.
 CREATE OR REPLACE FUNCTION cairn.guard_job() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     said text;
     code text := 'CA010';
@@ -47,3 +47,21 @@ WHEN (
     AND NOT has_column_privilege(CAST('cairn.jobs' AS regclass), 'next_checkpoint_id', 'UPDATE')
 )
 EXECUTE FUNCTION cairn.refuse_identity('current_epoch (but of a job that is dropped)');
+
+-- A dropped job is called by its id, so no other one may have that name. Whoever has it, seen or not.
+CREATE OR REPLACE FUNCTION cairn.refuse_name() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM cairn.jobs AS j
+        WHERE j.job_id = NEW.name AND j.job_id <> NEW.job_id AND j.dropped_at IS NULL
+    ) THEN
+        RAISE EXCEPTION USING ERRCODE = 'CA010', MESSAGE =
+            'jobs: ' || quote_literal(NEW.name) || ' is the id of another job, which is called so '
+            'once it is dropped. Choose another name';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE OR REPLACE TRIGGER guard_name BEFORE INSERT OR UPDATE OF name ON cairn.jobs FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_name();

@@ -1,7 +1,7 @@
 -- Leases: one process has that of a maintenance run at a time, and one that has lost it never has it
 -- again, whoever asks. By the clock, as functions/leases.sql.
 CREATE OR REPLACE FUNCTION cairn.guard_lease() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     said text;
 BEGIN

@@ -4,7 +4,7 @@
 -- A placed segment dies once no retained checkpoint is in its interval, and none to come. It is
 -- released once, and from the next checkpoint on: those that there are were made with it.
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_death() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     changed record;
     retained int8multirange;
@@ -63,7 +63,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION cairn.refuse_needed_death();
 -- A base replaces changelog in each checkpoint that it is part of. In one that there is it would let
 -- changelog die that this one was made with.
 CREATE OR REPLACE FUNCTION cairn.refuse_late_base() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     needed record;
 BEGIN
@@ -94,7 +94,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION cairn.refuse_late_base();
 -- they do in all newer ones. It is aborted with its checkpoint, and attempts in it are replaced while
 -- its checkpoint takes acks.
 CREATE OR REPLACE FUNCTION cairn.refuse_needed_commit_death() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     needed record;
 BEGIN
@@ -164,7 +164,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION cairn.refuse_needed_commit_death();
 
 -- A checkpoint is aborted by a newer run that begins, and goes on by the job's own hand only.
 CREATE OR REPLACE FUNCTION cairn.refuse_abort() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NEW.epoch = (SELECT j.current_epoch FROM cairn.jobs AS j WHERE j.job_id = NEW.job_id) THEN
         RAISE EXCEPTION USING ERRCODE = 'CA009', MESSAGE =
@@ -179,7 +179,7 @@ WHEN (OLD.status <> 'ABORTED' AND NEW.status = 'ABORTED')
 EXECUTE FUNCTION cairn.refuse_abort();
 
 CREATE OR REPLACE FUNCTION cairn.refuse_not_the_job() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'CA009', MESSAGE =
         'checkpoints: ' || current_user || ' may subsume checkpoints, and not make them '

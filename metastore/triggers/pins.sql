@@ -2,7 +2,7 @@
 -- A checkpoint is locked by whoever pins it and by whoever subsumes it, so one of the two waits for
 -- the other and then sees its change, whether or not both hold the lock of the job.
 CREATE OR REPLACE FUNCTION cairn.refuse_pin() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found text;
 BEGIN
@@ -24,7 +24,7 @@ EXECUTE FUNCTION cairn.refuse_pin();
 
 -- The newest stay, pinned or not: as many as the job retains, by its newest run's option.
 CREATE OR REPLACE FUNCTION cairn.refuse_subsumed() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     retained bigint;
 BEGIN

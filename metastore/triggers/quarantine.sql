@@ -1,7 +1,7 @@
 -- Quarantine: only what nothing keeps enters it, and only what nothing keeps is deleted, not before
 -- its time. Asked again here, whoever writes the row.
 CREATE OR REPLACE FUNCTION cairn.guard_quarantine() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     said text;
     code text := 'CA003';

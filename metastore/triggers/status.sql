@@ -1,6 +1,6 @@
 -- Status: a row starts in the first one and changes only as drawn in metastore/enums.py.
 CREATE OR REPLACE FUNCTION cairn.refuse_status() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RAISE EXCEPTION USING ERRCODE = 'CA001', MESSAGE =
         TG_TABLE_NAME || ': status '

@@ -1,6 +1,6 @@
 -- Tenants: the first one puts the policies in force, and a job is of the tenant who makes it.
 CREATE OR REPLACE FUNCTION cairn.begin_separation() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     unknown text := (SELECT min(name) FROM new_rows WHERE to_regrole(quote_ident(name)) IS NULL);
 BEGIN
@@ -18,7 +18,7 @@ FOR EACH STATEMENT EXECUTE FUNCTION cairn.begin_separation();
 
 -- Of a login of several tenants the job has to say which: then the policy refuses none.
 CREATE OR REPLACE FUNCTION cairn.name_tenant() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     own text[] := cairn.own_tenants();
 BEGIN

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import Connection, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from cairn.catalog.catalog import Catalog, dispose_engines
@@ -19,7 +19,7 @@ from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
 from cairn.catalog.jobs import job_names
 from cairn.catalog.savepoints.pins import pin_checkpoint
-from cairn.errors import BadInputError, CairnError
+from cairn.errors import BadInputError, CairnError, RefusedError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.savepoints.write_manifest import pin
 from metastore.definitions import VIEWS, install_definitions
@@ -102,6 +102,14 @@ def seen(url: str, relation: str) -> set[str]:
     return set(Catalog(url).run("testing", lambda c: c.scalars(found).all()))
 
 
+@contextmanager
+def tenants_transaction(tenants: Tenants) -> Iterator[Connection]:
+    """A transaction of a session of its own, as what it makes stays there."""
+    engine = create_engine(tenants.login("ours", "cairn_writer"), poolclass=NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
 RELATIONS = [*(path.stem for path in VIEWS), *OF_JOBS]
 
 
@@ -133,7 +141,7 @@ def test_every_table_with_a_job_has_a_policy_that_is_in_force(tenants: Tenants) 
         " WHERE p.polrelid = c.oid))"
     )
     found = set(Catalog(tenants.url).run("testing", lambda c: c.scalars(off).all()))
-    assert found.isdisjoint(OF_JOBS)
+    assert found == {"alembic_version", "metastore", "tenants"}, "all others have rows of jobs"
 
 
 def test_no_view_and_no_function_but_those_that_ask_has_its_owners_rights(tenants: Tenants) -> None:
@@ -232,6 +240,94 @@ def test_functions_that_read_tell_nothing_of_another_tenants_job(
         query = f"SELECT {call}"
         assert jobs["theirs"].sql(query, other=theirs) != [(None,)], call
         assert jobs["ours"].sql(query, other=theirs) == [(None,)], call
+
+
+@pytest.mark.parametrize("type_", ["text", "bigint", "regclass"])
+@pytest.mark.parametrize("call", ["cairn.database_id()", "cairn.timeline()", "cairn.own_jobs()"])
+def test_no_function_runs_what_a_login_has_made_with_the_rights_of_its_owner(
+    tenants: Tenants, jobs: dict[str, Steps], type_: str, call: str
+) -> None:
+    """Types and tables of a session come before those of the catalog, unless a path says so."""
+
+    def trap(connection: Connection) -> object:
+        for statement in (
+            "CREATE FUNCTION pg_temp.tells(v text) RETURNS boolean LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION USING MESSAGE = 'this is run as ' || current_user; END $$",
+            f"CREATE DOMAIN pg_temp.{type_} AS pg_catalog.{type_} CHECK (pg_temp.tells('x'))"
+            if type_ != "bigint"
+            else "CREATE DOMAIN pg_temp.int8 AS pg_catalog.int8 CHECK (pg_temp.tells('x'))",
+            "CREATE VIEW pg_temp.pg_database AS SELECT CAST(1 AS oid) AS oid,"
+            " CAST(current_database() AS name) AS datname WHERE pg_temp.tells('x')",
+        ):
+            connection.exec_driver_sql(statement)
+        return connection.scalar(text(f"SELECT {call}"))
+
+    with tenants_transaction(tenants) as connection:
+        assert trap(connection) is not None
+
+
+def test_every_function_looks_for_names_in_the_catalog_first(tenants: Tenants) -> None:
+    # Not those whose names were found when they were made.
+    others = text(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'cairn'::regnamespace"
+        " AND prosqlbody IS NULL"
+        " AND 'search_path=pg_catalog, pg_temp' <> ALL (coalesce(proconfig, '{}'))"
+    )
+    found = Catalog(tenants.url).run("testing", lambda c: c.scalars(others).all())
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (
+            "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope, retry_of)"
+            " SELECT gen_random_uuid(), :job, 1, :job || '/chk-99/_metadata', 'shared',"
+            " CAST(:theirs AS uuid)",
+            "a retry is of a file of its own job",
+        ),
+        (
+            "INSERT INTO cairn.jobs (job_id, name, storage, max_parallelism, num_retained,"
+            " key_schema) SELECT 'squatter-00000001', :theirs, 's3://x', 8, 2, '{}'",
+            "is the id of another job",
+        ),
+        (
+            "UPDATE cairn.jobs SET name = :theirs WHERE job_id = :job",
+            "a run that is not over|is the id of another job",
+        ),
+    ],
+    ids=["a file", "a name", "a new name"],
+)
+def test_a_tenant_refers_to_no_row_of_another(
+    tenants: Tenants, jobs: dict[str, Steps], statement: str, said: str
+) -> None:
+    theirs = jobs["theirs"]
+    [(file_id,)] = theirs.sql(
+        "SELECT CAST(file_id AS text) FROM cairn.physical_files WHERE job_id = :job"
+        " AND retry_of IS NULL LIMIT 1"
+    )
+    role = "cairn_maintainer" if statement.startswith("UPDATE") else "cairn_writer"
+    ours = Steps(tenants.login("ours", role), jobs["ours"].storage, "x", jobs["ours"].job_id)
+    known = file_id if "retry_of" in statement else theirs.job_id
+    with pytest.raises(RefusedError, match=said):
+        ours.sql(statement, theirs=known)
+
+
+def test_a_tenant_deletes_by_no_plan_of_another(tenants: Tenants, jobs: dict[str, Steps]) -> None:
+    of = "SELECT CAST(maintenance_run_id AS text) FROM cairn.maintenance_runs WHERE job_id = :job"
+    (plan_id,) = jobs["theirs"].sql(f"{of} LIMIT 1")[0]
+    job = jobs["ours"]
+    file = job.intend(job.ref(max(job.run_ids), 5))
+    maintainer = replace(job, url=tenants.login("ours", "cairn_maintainer"))
+    with pytest.raises(RefusedError, match="of a plan of its own job"):
+        maintainer.sql(
+            "WITH c AS (UPDATE cairn.physical_files SET status = 'CONDEMNED'"
+            " WHERE file_id = CAST(:file AS uuid) RETURNING file_id, job_id, path)"
+            " INSERT INTO cairn.deletions (file_id, job_id, path, maintenance_run_id)"
+            " SELECT file_id, job_id, path, CAST(:plan AS uuid) FROM c",
+            file=file.file_id,
+            plan=plan_id,
+        )
 
 
 def test_nobody_sees_more_by_another_role_or_path(tenants: Tenants, jobs: dict[str, Steps]) -> None:

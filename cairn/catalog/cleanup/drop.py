@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, delete, exists, func, select, text, update
+from sqlalchemy.exc import IntegrityError
 
 from cairn.catalog.cleanup.history import LOCK_HISTORY, OF_FILES
 from cairn.catalog.job.fencing import lock_job
@@ -137,9 +138,14 @@ def rename_job(connection: Connection, job_id: str, new: str) -> None:
     if job.dropped_at is not None:
         raise RefusedError("the job was dropped, and is being deleted", job=job.name)
     refuse_living(connection, job, "renamed")
+    taken = BadInputError(f"there is a job {new!r} already; names are unique", job=job.name)
     if connection.scalar(select(Job.job_id).where(Job.name == new)):
-        raise BadInputError(f"there is a job {new!r} already; names are unique", job=job.name)
-    connection.execute(update(Job).where(Job.job_id == job_id).values(name=new))
+        raise taken
+    try:
+        connection.execute(update(Job).where(Job.job_id == job_id).values(name=new))
+    except IntegrityError as error:
+        # By a job that has been made meanwhile, or by one of another tenant, which is not seen.
+        raise taken from error
 
 
 def refuse_living(connection: Connection, job: Row[Any], what: str) -> None:

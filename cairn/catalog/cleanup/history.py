@@ -16,6 +16,8 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Uuid, bindparam, text
 
+from cairn.errors import FencedError
+
 TRIM_ROWS = 1_000
 """Most checkpoints, and most uploads, of one transaction."""
 
@@ -215,6 +217,9 @@ def trim_history(connection: Connection, job_id: str) -> Trimmed:
     """Deletes up to `TRIM_ROWS` checkpoints and uploads beyond the policy, oldest first.
 
     Where it returns no rows, there is nothing to trim.
+
+    Raises:
+        FencedError: the job was dropped, and its rows are gone.
     """
     connection.execute(LOCK_HISTORY, {"job_id": job_id})
     facts = {"job_id": job_id, "horizon": _horizon(connection, job_id)}
@@ -247,7 +252,9 @@ def forecast_history(connection: Connection, job_id: str, *, most: int) -> Trimm
 
 
 def _horizon(connection: Connection, job_id: str) -> datetime:
-    horizon: datetime = connection.execute(_HORIZON, {"job_id": job_id}).scalar_one()
+    horizon: datetime | None = connection.execute(_HORIZON, {"job_id": job_id}).scalar()
+    if horizon is None:
+        raise FencedError("the metastore has no such job any more: it was dropped", job=job_id)
     return horizon
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cairn.catalog.job.fencing import lock_job
 from cairn.errors import BadInputError, RefusedError
 from metastore.enums import DecisionKind, MaintenanceAction, MaintenanceStatus
 from metastore.models import Job, MaintenanceDecision, MaintenanceRun
@@ -63,7 +64,11 @@ def store_plan(connection: Connection, run_id: UUID, new: NewPlan) -> None:
     """Stores a plan under the id of its maintenance run: REFUSED if a breaker spoke, else PLANNED.
 
     Again, after a lost answer: changes nothing.
+
+    Raises:
+        FencedError: the job was dropped, and its rows are gone.
     """
+    lock_job(connection, new.job_id, exclusive=False)
     stored = connection.execute(
         insert(MaintenanceRun)
         .values(

@@ -25,6 +25,7 @@ from cairn.runtime.materialization.progress import (
     progress_of,
     record_progress,
 )
+from cairn.runtime.materialization.verification import verify_if_due
 from cairn.runtime.materialization.write import Compute, materialize, materialize_all
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import SegmentKind
@@ -78,6 +79,8 @@ def _carry_out_together(
             for order, materialization_id in zip(orders, ids, strict=True)
         ]
         made = materialize_all(list(zip(contexts, readers, strict=True)), compute=compute)
+        for one_context, reader, one in zip(contexts, readers, made, strict=True):
+            verify_if_due(one_context, reader, one, compute)
     for local, before, one in zip(locals_, weighed, made, strict=True):
         _weigh(local, before, one)
     facts = {
@@ -135,6 +138,7 @@ def carry_out(
             weighed = reader.weight()
             context = _context(manager, order, materialization_id, open_store(run.storage))
             made = materialize(context, reader, compute=compute)
+            verify_if_due(context, reader, made, compute)
         _weigh(local, weighed, made)
         facts = {
             "kind": made.kind if made else None,
