@@ -72,6 +72,11 @@ class Settings:
         """Whether files are continued over checkpoints: merging is on, and across boundaries."""
         return self.merging_enabled and self.merges_across_checkpoints
 
+    @property
+    def open_file_bytes(self) -> int | None:
+        """The size from which on a file is not continued any more; None: no file is continued."""
+        return self.max_file_bytes if self.merges_files_across else None
+
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Settings:
         """Returns settings from `cairn.…` keys.

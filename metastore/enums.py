@@ -166,6 +166,19 @@ class Scope(StrEnum):
     """Merged across the subtasks of one executor."""
 
 
+class HeldBy(StrEnum):
+    """Why rewriting a file frees nothing (`functions/wasteful_files.sql`)."""
+
+    OPEN = "open"
+    """Its run may append to it."""
+    PIN = "pin"
+    """A pinned checkpoint needs a segment in it."""
+    CHANGELOG = "changelog"
+    """Checkpoints to come need changelog in it, which is folded and never moved."""
+    RETAINED = "retained"
+    """What is live in it dies with checkpoints that are retained now."""
+
+
 class PinKind(StrEnum):
     """Why a checkpoint stays beyond those that are retained."""
 

@@ -15,13 +15,11 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    SmallInteger,
     Text,
     UniqueConstraint,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.orm import Mapped, mapped_column
 
 from metastore.columns import SCHEMA, Base, enum_of, one_of
@@ -32,7 +30,6 @@ from metastore.enums import (
     MaintenanceStatus,
     PinKind,
     Scope,
-    SegmentKind,
     SegmentStatus,
     StateKind,
 )
@@ -42,6 +39,7 @@ from metastore.history import HistoryDay
 from metastore.maintenance_runs import Deletion, MaintenanceDecision, MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.ownership import Metastore, Ownership
+from metastore.placed_segments import PlacedSegment
 from metastore.quarantine import QuarantinedObject
 from metastore.state_variables import StateVariable
 from metastore.tenants import Tenant
@@ -148,6 +146,8 @@ class Run(Base):
     keeps_manifest: Mapped[bool | None]
     history_retention_ms: Mapped[int | None]
     history_max_checkpoints: Mapped[int | None]
+    open_file_bytes: Mapped[int | None]
+    """A file of it that is smaller may be continued by a later checkpoint; null: none is."""
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     """When its first batch began."""
@@ -248,6 +248,13 @@ class PhysicalFile(Base):
             "maintenance_run_id",
             postgresql_where=text("maintenance_run_id IS NOT NULL"),
         ),
+        Index(
+            "ix_physical_files__wasteful",
+            "job_id",
+            "dead_bytes",
+            "file_id",
+            postgresql_where=text("status = 'SEALED' AND dead_bytes > 0"),
+        ),
         one_of("status", FileStatus),
         one_of("scope", Scope),
         CheckConstraint("live_bytes >= 0 AND live_segments >= 0", name="live_counted"),
@@ -276,6 +283,11 @@ class PhysicalFile(Base):
     live_bytes: Mapped[int] = mapped_column(server_default="0")
     """Sum over its LIVE segments, kept by a trigger on `segments`."""
     live_segments: Mapped[int] = mapped_column(server_default="0")
+    dead_bytes: Mapped[int] = mapped_column(server_default="0")
+    """What was dead in it when a segment died beside live ones; kept by the same triggers.
+
+    So a file is in the index of wasteful ones only if it is one, and no batch pays for that.
+    """
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     sealed_at: Mapped[datetime | None]
     condemned_at: Mapped[datetime | None]
@@ -306,83 +318,3 @@ class Directory(Base):
     claimed_at: Mapped[datetime] = mapped_column(server_default=func.now())
     unclaimed_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
-
-
-class PlacedSegment(Base):
-    """One row per segment that no group commit made: bases, increments, manifests, adopted ones.
-
-    Part of checkpoint c iff first <= c and (released is null or c < it).
-    """
-
-    __tablename__ = "placed_segments"
-    __table_args__ = (
-        Index(
-            "ix_placed_segments__live",
-            "job_id",
-            "first_checkpoint",
-            postgresql_where=text("status = 'LIVE'"),
-        ),
-        Index(
-            "ix_placed_segments__key_groups",
-            "key_groups",
-            postgresql_using="gist",
-            postgresql_where=text("status = 'LIVE'"),
-        ),
-        Index(None, "file_id"),
-        Index(None, "job_id", "first_checkpoint"),
-        Index(
-            "uq_placed_segments__sequence_number",
-            "job_id",
-            "first_checkpoint",
-            "subtask",
-            "sequence_number",
-            unique=True,
-            postgresql_where=text("kind = 'changelog' AND status = 'LIVE'"),
-        ),
-        Index(
-            "ix_placed_segments__manifests",
-            "job_id",
-            "first_checkpoint",
-            postgresql_where=text("kind = 'manifest' AND status = 'LIVE'"),
-        ),
-        Index(
-            "uq_placed_segments__operator",
-            "job_id",
-            "first_checkpoint",
-            "subtask",
-            unique=True,
-            postgresql_where=text("kind = 'operator' AND status = 'LIVE'"),
-        ),
-        one_of("status", SegmentStatus),
-        one_of("kind", SegmentKind),
-        CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
-        CheckConstraint(
-            "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
-            name="released_after_first",
-        ),
-        CheckConstraint(
-            "kind NOT IN ('operator', 'channel', 'manifest') OR (released_checkpoint IS NOT NULL"
-            " AND released_checkpoint <= first_checkpoint + 1)",
-            name="exclusive_to_one",
-        ),
-    )
-    segment_id: Mapped[UUID] = mapped_column(primary_key=True)
-    job_id: Mapped[str]
-    file_id: Mapped[UUID] = mapped_column(ForeignKey(PhysicalFile.file_id))
-    kind: Mapped[SegmentKind] = mapped_column(enum_of(SegmentKind))
-    subtask: Mapped[int]
-    key_groups: Mapped[Range[int]]
-    offset_bytes: Mapped[int]
-    size_bytes: Mapped[int]
-    sha256: Mapped[str]
-    entries: Mapped[int]
-    first_checkpoint: Mapped[int]
-    as_of_checkpoint: Mapped[int]
-    """The checkpoint whose state it brings a restore to; below `first_checkpoint` for a base."""
-    sequence_number: Mapped[int] = mapped_column(SmallInteger, server_default="0")
-    """Its place among the subtask's changelog segments of the checkpoint."""
-    released_checkpoint: Mapped[int | None]
-    status: Mapped[SegmentStatus] = mapped_column(
-        enum_of(SegmentStatus), server_default=SegmentStatus.LIVE
-    )
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

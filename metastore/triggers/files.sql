@@ -10,7 +10,7 @@ BEGIN
         IF NEW.status <> 'WRITING' THEN
             code := 'CA001';
             said := 'status of a new row cannot be ' || NEW.status;
-        ELSIF NEW.live_segments <> 0 OR NEW.live_bytes <> 0 THEN
+        ELSIF NEW.live_segments <> 0 OR NEW.live_bytes <> 0 OR NEW.dead_bytes <> 0 THEN
             said := 'live counters follow the segments and start at 0';
         -- Another job's rows could not be deleted any more, and its file would look like one that lost.
         ELSIF NEW.retry_of IS NOT NULL AND NOT EXISTS (
@@ -58,7 +58,8 @@ BEGIN
     ELSIF NEW.status = 'SEALED' AND NEW.size_bytes IS NULL THEN
         said := 'a sealed file has a size';
     -- Triggers of segments set them, below another trigger.
-    ELSIF (OLD.live_segments, OLD.live_bytes) IS DISTINCT FROM (NEW.live_segments, NEW.live_bytes)
+    ELSIF (OLD.live_segments, OLD.live_bytes, OLD.dead_bytes)
+        IS DISTINCT FROM (NEW.live_segments, NEW.live_bytes, NEW.dead_bytes)
         AND pg_trigger_depth() = 1
     THEN
         said := 'live counters follow the segments and cannot be set';

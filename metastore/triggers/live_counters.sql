@@ -1,5 +1,18 @@
 -- Live counters of a file follow its segments; files.sql refuses all other changes of them.
 -- Files are updated in the order of their ids, so that two transactions do not deadlock.
+
+-- Returns how much of a file is dead once so many of its segments die. Nothing changes where none is
+-- left: such a file is condemned whole, and never in the index of wasteful ones.
+CREATE OR REPLACE FUNCTION cairn.dead_bytes_of(
+    file cairn.physical_files, segments bigint, bytes numeric
+) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE
+    WHEN file.live_segments > segments
+        THEN greatest(coalesce(file.size_bytes, 0) - file.live_bytes + CAST(bytes AS bigint), 0)
+    ELSE file.dead_bytes
+END;
+
 CREATE OR REPLACE FUNCTION cairn.count_placed_segments() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -32,8 +45,11 @@ BEGIN
         WHERE old_rows.status = 'LIVE' AND new_rows.status = 'DEAD'
         GROUP BY new_rows.file_id ORDER BY new_rows.file_id
     LOOP
-        UPDATE cairn.physical_files
-        SET live_segments = live_segments - file.segments, live_bytes = live_bytes - file.bytes
+        UPDATE cairn.physical_files AS f
+        SET
+            live_segments = live_segments - file.segments,
+            live_bytes = live_bytes - file.bytes,
+            dead_bytes = cairn.dead_bytes_of(f, file.segments, file.bytes)
         WHERE file_id = file.file_id;
     END LOOP;
     RETURN NULL;
@@ -65,8 +81,11 @@ BEGIN
           AND (after.status <> 'LIVE' OR s.subtask = ANY (after.replaced_subtasks))
         GROUP BY before.file_id ORDER BY before.file_id
     LOOP
-        UPDATE cairn.physical_files
-        SET live_segments = live_segments - file.segments, live_bytes = live_bytes - file.bytes
+        UPDATE cairn.physical_files AS f
+        SET
+            live_segments = live_segments - file.segments,
+            live_bytes = live_bytes - file.bytes,
+            dead_bytes = cairn.dead_bytes_of(f, file.segments, file.bytes)
         WHERE file_id = file.file_id;
     END LOOP;
     RETURN NULL;

@@ -27,6 +27,7 @@ from cairn.catalog.job.materializations import (
 from cairn.catalog.job.runs import register_run
 from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
 from cairn.catalog.maintenance.plans import NewPlan, store_plan
+from cairn.catalog.maintenance.wasteful_files import FIRST, rewritable_files, wasteful_page
 from cairn.catalog.savepoints.manifest_rows import (
     describe_checkpoint,
     intend_manifest,
@@ -281,6 +282,20 @@ def removal_of_directories(job: LargeJob, connection: Connection) -> Work:
 
 
 # Of what is read of group commits a restore compares each live one with its key groups.
+WASTEFUL = 30
+
+
+def files_to_rewrite(job: LargeJob, connection: Connection) -> Work:
+    job.waste(connection, WASTEFUL)
+
+    def work(connection: Connection) -> None:
+        places = wasteful_page(connection, job.job_id, 1.5, FIRST)
+        files = rewritable_files(connection, job.job_id, [one.file_id for one in places])
+        assert [one.held_by for one in files] == [None] * WASTEFUL
+
+    return work
+
+
 CALLS: dict[str, tuple[Prepare, Limit]] = {
     "registration": (registration, Limit(20, 100)),
     "first begin": (first_begin, Limit(BASES + 5 * COMMITS, 300)),
@@ -332,5 +347,6 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
         Limit(6 * PLAN_ROWS, 12 * PLAN_ROWS),
     ),
     "live segments of 50 files": (live_segments_of_files, Limit(2 * BASES, 3 * BASES)),
+    "files to rewrite": (files_to_rewrite, Limit(12 * WASTEFUL, 30 * WASTEFUL)),
     "removal of directories": (removal_of_directories, Limit(5 * FILES, 5 * FILES)),
 }

@@ -102,6 +102,20 @@ _GIVE_UP = (
     """,
     "SET LOCAL session_replication_role = origin",
 )
+# As if all but one in ten bytes of some files with bases had died.
+_WASTE = (
+    "SET LOCAL session_replication_role = replica",
+    """
+    UPDATE cairn.physical_files AS f
+    SET size_bytes = 10 * f.live_bytes, dead_bytes = 9 * f.live_bytes
+    WHERE f.file_id IN (
+        SELECT p.file_id FROM cairn.placed_segments AS p
+        WHERE p.job_id = :job AND p.status = 'LIVE' AND p.kind = 'keyed_full'
+        LIMIT :files
+    )
+    """,
+    "SET LOCAL session_replication_role = origin",
+)
 # As if the cleanups of the last hour had condemned as many files as those that are to be deleted.
 _AGE_INTENTS = (
     "SET LOCAL session_replication_role = replica",
@@ -197,6 +211,10 @@ class LargeJob:
     def give_up_directories(self, connection: Connection) -> None:
         """Adds directories that are given up: of all subtasks, and empty ones of executors."""
         self.execute(connection, _GIVE_UP, subtasks=PARALLELISM, executors=EXECUTORS)
+
+    def waste(self, connection: Connection, files: int) -> None:
+        """Makes some files with bases ten times as large as what is live in them."""
+        self.execute(connection, _WASTE, files=files)
 
     def age_intents(self, connection: Connection) -> None:
         """Makes the open intents a day old, and adds twenty for each that are young."""

@@ -57,6 +57,8 @@ class Registration:
     """Whether it writes manifests, and the newest checkpoint that has one is to stay."""
     history_retention_ms: int = HISTORY_RETENTION_MS
     history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
+    open_file_bytes: int | None = None
+    """Files below this size may be continued by a later checkpoint; None: none is."""
     origin: Manifest | None = None
     """The manifest that the job is restored from, if it has no state yet."""
 
@@ -231,6 +233,7 @@ def _epoch(
             keeps_manifest=registration.keeps_manifest,
             history_retention_ms=registration.history_retention_ms,
             history_max_checkpoints=registration.history_max_checkpoints,
+            open_file_bytes=registration.open_file_bytes,
         )
         .returning(Run.epoch)
     ).scalar_one()

@@ -135,6 +135,7 @@ def _on_stream(
         keeps_manifest=job.settings.manifest_interval != 0,
         history_retention_ms=job.settings.history_retention_ms,
         history_max_checkpoints=job.settings.history_max_checkpoints,
+        open_file_bytes=job.settings.open_file_bytes,
         key_schema=operator.key_schema,
         states=states,
         deleted_states=deleted,

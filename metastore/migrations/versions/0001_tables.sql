@@ -131,6 +131,7 @@ CREATE TABLE cairn.runs (
     keeps_manifest BOOLEAN,
     history_retention_ms BIGINT,
     history_max_checkpoints BIGINT,
+    open_file_bytes BIGINT,
     registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     started_at TIMESTAMP WITH TIME ZONE,
     seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -253,6 +254,7 @@ CREATE TABLE cairn.physical_files (
     size_bytes BIGINT,
     live_bytes BIGINT DEFAULT '0' NOT NULL,
     live_segments BIGINT DEFAULT '0' NOT NULL,
+    dead_bytes BIGINT DEFAULT '0' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     sealed_at TIMESTAMP WITH TIME ZONE,
     condemned_at TIMESTAMP WITH TIME ZONE,
@@ -286,6 +288,9 @@ CREATE INDEX ix_physical_files__retry_of ON cairn.physical_files (retry_of)
 
 CREATE INDEX ix_physical_files__undeleted ON cairn.physical_files (job_id, file_id)
     WHERE status <> 'DELETED';
+
+CREATE INDEX ix_physical_files__wasteful ON cairn.physical_files (job_id, dead_bytes, file_id)
+    WHERE status = 'SEALED' AND dead_bytes > 0;
 
 CREATE TABLE cairn.upload_totals (
     job_id TEXT NOT NULL,
