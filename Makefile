@@ -14,7 +14,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore picture test test-fast mutants fuzz lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore bench-maintenance picture test test-fast mutants fuzz lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -38,6 +38,9 @@ bench-restore: $(READY) ## Measure restoring 1 GB of state, beside native Spark 
 
 bench-metastore: $(READY) ## Load the metastore, with the code of an earlier commit beside it (BENCH_ARGS="--quick")
 	@$(BIN)/python -m benchmarks.metastore $(BENCH_ARGS)
+
+bench-maintenance: $(READY) ## Plan and delete beside 10 million live segments (BENCH_ARGS="--quick")
+	@$(BIN)/python -m benchmarks.maintenance $(BENCH_ARGS)
 
 picture: $(READY) ## Draw the README's picture from the tables of docs/performance.md
 	@$(BIN)/python -m benchmarks.picture

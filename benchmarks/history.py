@@ -26,7 +26,7 @@ from benchmarks.metastore_shape import Batch, JobRef
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.snapshot import JobFacts
 from cairn.catalog.embedded import resolve_url
-from cairn.maintenance.cleanup import trim_job
+from cairn.maintenance.housekeeping import trim_job
 
 CLEANUP_BATCHES = 600
 SAMPLES = 30

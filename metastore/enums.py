@@ -64,6 +64,17 @@ class CommitStatus(StrEnum):
     """A newer run took its batch again: its segments are part of no checkpoint."""
 
 
+class Damage(StrEnum):
+    """What is wrong with the bytes of a segment that a checkpoint needs."""
+
+    MISSING = "missing"
+    """Its object is not there."""
+    SHORT = "short"
+    """Its object ends before the segment does."""
+    CORRUPT = "corrupt"
+    """Its bytes have another SHA-256 than was recorded."""
+
+
 class MaintenanceStatus(StrEnum):
     """PLANNED → RUNNING, APPLIED, FAILED, REFUSED; RUNNING → the last three; REFUSED → PLANNED."""
 

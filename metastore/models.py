@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from metastore.columns import SCHEMA, Base, enum_of, one_of
+from metastore.damaged_segments import DamagedSegment
 from metastore.enums import (
     CheckpointStatus,
     DirectoryStatus,
@@ -49,6 +50,7 @@ __all__ = [
     "Base",
     "Checkpoint",
     "CheckpointStatus",
+    "DamagedSegment",
     "Deletion",
     "Directory",
     "DirectoryStatus",
@@ -220,6 +222,8 @@ class Pin(Base):
     kind: Mapped[PinKind] = mapped_column(enum_of(PinKind))
     name: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
+    """From when on housekeeping removes it; null: only somebody does."""
     removed_at: Mapped[datetime | None]
 
 
@@ -292,6 +296,8 @@ class PhysicalFile(Base):
     sealed_at: Mapped[datetime | None]
     condemned_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
+    verified_at: Mapped[datetime | None]
+    """When a scrub has read its live segments last; null: only their writer has."""
 
 
 class Directory(Base):

@@ -28,9 +28,9 @@ END $$;
 GRANT USAGE ON SCHEMA cairn TO cairn_writer, cairn_maintainer, cairn_reader;
 GRANT SELECT ON
     cairn.alembic_version, cairn.segments, cairn.subtask_acks, cairn.v_changelog_storage,
-    cairn.v_checkpoint_history, cairn.v_directories, cairn.v_files, cairn.v_history_by_day,
-    cairn.v_jobs, cairn.v_keepers, cairn.v_lost_uploads, cairn.v_maintenance_decisions,
-    cairn.v_maintenance_runs, cairn.v_space,
+    cairn.v_checkpoint_history, cairn.v_damaged_segments, cairn.v_directories, cairn.v_files,
+    cairn.v_history_by_day, cairn.v_jobs, cairn.v_keepers, cairn.v_lost_uploads,
+    cairn.v_maintenance_decisions, cairn.v_maintenance_runs, cairn.v_space,
     cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
     cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;
@@ -52,7 +52,7 @@ GRANT UPDATE (query_id, current_epoch, next_checkpoint_id, time_mode, num_retain
 GRANT UPDATE (query_id, started_at, seen_at, ended_at) ON cairn.runs TO cairn_writer;
 GRANT UPDATE (value_schema, dropped_at) ON cairn.state_variables TO cairn_writer;
 GRANT UPDATE (status, completed_at, confirmed_at, ended_at) ON cairn.checkpoints TO cairn_writer;
-GRANT UPDATE (removed_at) ON cairn.pins TO cairn_writer;
+GRANT UPDATE (expires_at, removed_at) ON cairn.pins TO cairn_writer;
 GRANT UPDATE (status, replaced_subtasks) ON cairn.group_commits TO cairn_writer;
 GRANT UPDATE (status, size_bytes, created_at, sealed_at) ON cairn.physical_files TO cairn_writer;
 GRANT UPDATE (status, epoch, claimed_at, unclaimed_at, deleted_at)
@@ -65,11 +65,14 @@ GRANT SELECT ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,
     cairn.group_commits, cairn.physical_files, cairn.directories, cairn.placed_segments,
     cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
-    cairn.maintenance_decisions, cairn.deletions, cairn.history_days, cairn.materialization_totals
+    cairn.maintenance_decisions, cairn.deletions, cairn.history_days, cairn.materialization_totals,
+    cairn.damaged_segments
     TO cairn_maintainer;
 GRANT SELECT ON cairn.tenants TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
-GRANT UPDATE (status, condemned_at, deleted_at) ON cairn.physical_files TO cairn_maintainer;
+GRANT UPDATE (removed_at) ON cairn.pins TO cairn_maintainer;
+GRANT UPDATE (ended_at) ON cairn.runs TO cairn_maintainer;
+GRANT UPDATE (status, condemned_at, deleted_at, verified_at) ON cairn.physical_files TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
 GRANT UPDATE (status, unclaimed_at, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
@@ -78,6 +81,8 @@ GRANT INSERT ON cairn.maintenance_runs, cairn.maintenance_decisions, cairn.delet
 GRANT UPDATE (status, result, finished_at, holder, leased_until, breakers, passed_by, passed_at)
     ON cairn.maintenance_runs TO cairn_maintainer;
 GRANT UPDATE (objects) ON cairn.maintenance_decisions TO cairn_maintainer;
+GRANT INSERT ON cairn.damaged_segments TO cairn_maintainer;
+GRANT UPDATE (damage, seen_at, resolved_at) ON cairn.damaged_segments TO cairn_maintainer;
 GRANT UPDATE (attempts, last_error, done_at) ON cairn.deletions TO cairn_maintainer;
 GRANT SELECT, INSERT, DELETE ON cairn.quarantined_objects TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, restored_at, released_at, deleted_at, last_error)
@@ -87,7 +92,7 @@ GRANT UPDATE (confirmed_at) ON cairn.ownerships TO cairn_maintainer;
 GRANT DELETE ON
     cairn.checkpoints, cairn.pins, cairn.group_commits, cairn.physical_files, cairn.directories,
     cairn.placed_segments, cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
-    cairn.maintenance_decisions, cairn.deletions
+    cairn.maintenance_decisions, cairn.deletions, cairn.damaged_segments
     TO cairn_maintainer;
 -- To rename a job, and to drop one; then its last rows go, too.
 GRANT UPDATE (name, former_name, dropped_at, current_epoch) ON cairn.jobs TO cairn_maintainer;

@@ -224,6 +224,13 @@ METRICS = (
         meaning="Files whose last delete failed and that are still to be deleted.",
     ),
     Metric(
+        name="Storage.damagedSegments",
+        kind=_GAUGE,
+        scope=_JOB,
+        unit="segments",
+        meaning="Segments that a scrub has found damaged and that a checkpoint needs.",
+    ),
+    Metric(
         name="Storage.orphanFiles",
         kind=_GAUGE,
         scope=_JOB,

@@ -15,11 +15,13 @@ from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_messa
 from cairn.cli import (
     commands,
     explain_commands,
+    housekeeping_command,
     inspect,
     job_commands,
     maintenance_commands,
     metrics_command,
     savepoints,
+    scrub_command,
     sweep_commands,
     verify_command,
 )
@@ -97,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     metrics_command.add_command(commands_, common)
     verify_command.add_command(commands_, common)
     sweep_commands.add_commands(commands_, common)
+    scrub_command.add_command(commands_, common)
+    housekeeping_command.add_command(commands_, common)
     return parser
 
 

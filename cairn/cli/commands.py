@@ -123,7 +123,10 @@ def checkpoints(catalog: Catalog, arguments: Namespace) -> int:
         row if row["watermark"] != _NO_TIME else {**row, "watermark": None}
         for row in rows[: arguments.limit]
     ]
-    code = print_rows(shown, _CHECKPOINT_COLUMNS, arguments)
+    # A column that is there only when it says something.
+    is_damaged = any(row["damaged_segments"] for row in shown)
+    damaged = {"damaged_segments": "damaged"} if is_damaged else {}
+    code = print_rows(shown, _CHECKPOINT_COLUMNS | damaged, arguments)
     if len(rows) > len(shown):
         print(f"the newest {arguments.limit}; --limit prints more", file=sys.stderr)
     return code

@@ -20,6 +20,7 @@ from cairn.layout import manifest_file
 from cairn.printable import printable
 from cairn.savepoints.rebuild import RebuildReport, rebuild
 from cairn.savepoints.write_manifest import pin as write_pin
+from cairn.units import parse_duration_ms
 from metastore.enums import PinKind
 
 Run = Callable[[Catalog, Namespace], int]
@@ -27,6 +28,7 @@ Run = Callable[[Catalog, Namespace], int]
 
 _CORRUPT = 5
 _REBUILD_TIMEOUT_MS = 600_000
+_LONGEST_MS = 3650 * 86_400_000
 
 _PIN_COLUMNS = {
     "job_name": "job",
@@ -35,6 +37,7 @@ _PIN_COLUMNS = {
     "kind": "kind",
     "name": "name",
     "created_at": "since (UTC)",
+    "expires_at": "until (UTC)",
     "manifest": "manifest",
 }
 _REBUILD_COLUMNS = {
@@ -67,9 +70,12 @@ def add_commands(
         command.set_defaults(run=run)
         return command
 
-    command = add("savepoint", savepoint, "keep the newest checkpoint, with a manifest", changing)
+    keeping = _keeping()
+    command = add(
+        "savepoint", savepoint, "keep the newest checkpoint, with a manifest", changing, keeping
+    )
     command.add_argument("--name", metavar="NAME", help="what to call it")
-    command = add("pin", pin, "keep a checkpoint, with a manifest", changing)
+    command = add("pin", pin, "keep a checkpoint, with a manifest", changing, keeping)
     command.add_argument(
         "checkpoint", type=int, nargs="?", metavar="CHECKPOINT", help="else the newest confirmed"
     )
@@ -96,6 +102,19 @@ def add_commands(
     )
     again.set_defaults(run=rebuild_metastore)
     ownership.add_command(actions, common, changing)
+
+
+def _keeping() -> argparse.ArgumentParser:
+    """Returns a parser of what pins have in common."""
+    keeping = argparse.ArgumentParser(add_help=False)
+    keeping.add_argument(
+        "--expires",
+        type=_lasting,
+        metavar="DURATION",
+        help="give it up by itself after this, such as 30d; else it stays until it is unpinned. "
+        "Pinning again changes it",
+    )
+    return keeping
 
 
 def savepoint(catalog: Catalog, arguments: Namespace) -> int:
@@ -171,6 +190,7 @@ def _pin(catalog: Catalog, arguments: Namespace, checkpoint_id: int | None, kind
         checkpoint_id,
         kind=kind,
         name=arguments.name,
+        lasts_ms=arguments.expires,
         dry_run=arguments.dry_run,
     )
     manifest = f"{pinned.storage}/{manifest_file(pinned.job_id, pinned.checkpoint_id)}"
@@ -181,6 +201,16 @@ def _pin(catalog: Catalog, arguments: Namespace, checkpoint_id: int | None, kind
         "dry_run": arguments.dry_run,
     }
     return _print_pins([row], arguments)
+
+
+def _lasting(given: str) -> int:
+    try:
+        lasts_ms = parse_duration_ms(given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{given!r} is no duration such as 30d") from error
+    if not 0 < lasts_ms <= _LONGEST_MS:
+        raise argparse.ArgumentTypeError("a pin lasts longer than 0 ms, and at most 3650 d")
+    return lasts_ms
 
 
 def _print_pins(rows: Sequence[Mapping[str, Any]], arguments: Namespace) -> int:

@@ -13,7 +13,7 @@ from uuid import UUID
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.apply import Applied, apply_plan
 from cairn.catalog.cleanup.deletions import FileTotal, OpenDeletes, total_open
-from cairn.catalog.cleanup.history import Trimmed, forecast_history, trim_history
+from cairn.catalog.cleanup.history import forecast_history
 from cairn.catalog.cleanup.snapshot import (
     PLAN_ROWS,
     CleanupSnapshot,
@@ -27,6 +27,7 @@ from cairn.errors import RefusedError
 from cairn.maintenance.breakers import PlannedDeletes, counted_files, limits_of
 from cairn.maintenance.deleter import delete_condemned, delete_directories
 from cairn.maintenance.forget import forget_job, has_left
+from cairn.maintenance.housekeeping import trim_job
 from cairn.maintenance.plans import Plan, digest_of, refuse_spoken, store
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
@@ -36,6 +37,10 @@ from cairn.storage import ObjectStore
 from metastore.enums import MaintenanceAction
 
 _log = logging.getLogger(__name__)
+
+_TRIM_STEPS = 10
+"""Most transactions of a cleanup that trim: with a cleanup each ten minutes, 16 batches a second.
+Where there is more, such as after the policy was changed, housekeeping does it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +226,7 @@ def _finish(
     deleted = delete_condemned(catalog, job, objects, progress=progress)
     # After the files: a directory is removed only once all files in it are deleted.
     delete_directories(catalog, job, objects)
-    trimmed = trim_job(catalog, job)
+    trimmed = trim_job(catalog, job, most_steps=_TRIM_STEPS)
     left = _left(catalog, job)
     if job.is_dropped:
         forget_job(catalog, job, objects, progress=progress)
@@ -240,25 +245,6 @@ def _finish(
         trimmed_checkpoints=trimmed.checkpoints,
         trimmed_files=trimmed.files,
     )
-
-
-def trim_job(catalog: Catalog, job: JobFacts) -> Trimmed:
-    """Deletes the rows of a job's history that its policy does not keep; returns how many."""
-    checkpoints = files = rows = 0
-    # Step by step, each a short transaction; killed in between, the next cleanup continues.
-    while True:
-        step = catalog.run(
-            f"trimming the history of job {job.name}", lambda c: trim_history(c, job.job_id)
-        )
-        checkpoints += step.checkpoints
-        files += step.files
-        rows += step.rows
-        if not step.rows:
-            break
-    trimmed = Trimmed(checkpoints, files, rows)
-    if rows:
-        _log.info("history trimmed", extra={"job": job.name} | asdict(trimmed))
-    return trimmed
 
 
 def _left(catalog: Catalog, job: JobFacts) -> OpenDeletes:

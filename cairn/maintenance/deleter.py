@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -40,6 +41,10 @@ BATCH_OBJECTS = 1000
 
 _LOOKS = 16
 """Objects that are looked at at once before they are deleted."""
+
+_REQUESTS = 3
+"""Requests under way. A process has four connections to the metastore, and each thread takes one
+for the moment in which it asks who owns the root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,7 @@ def delete_condemned(
     pace = Pace(max_deletes_per_s(os.environ))
     files = size_bytes = failed = 0
     began_s = time.monotonic()
-    last: DeleteIntent | None = None
-    while intents := _open_intents(catalog, job, last):
-        paths = [intent.path for intent in intents]
-        pace.wait(len(paths))
-        # Before each request, as another metastore may take the root over at any time.
-        require_owner(catalog, store, job.job_id)
-        _refuse_foreign(job, paths)
-        errors = store.delete_many(paths)
+    for intents, errors in _requests(catalog, job, store, pace):
         # Recorded after the delete: killed in between, the next call finds the objects missing.
         gone = [intent.file_id for intent in intents if intent.path not in errors]
         unable = {i.file_id: errors[i.path] for i in intents if i.path in errors}
@@ -94,13 +92,44 @@ def delete_condemned(
         failed += len(errors)
         if errors:
             _warn_of_failed(job, errors)
-        last = intents[-1]
         progress("files deleted", len(gone))
     if files:
         facts = {"job": job.name, "files": files, "size_bytes": size_bytes}
         seconds = round(time.monotonic() - began_s, 3)
         _log.info("objects deleted", extra=facts | {"seconds": seconds})
     return Deleted(files, size_bytes, failed)
+
+
+def _requests(
+    catalog: Catalog, job: JobFacts, store: ObjectStore, pace: Pace
+) -> Iterator[tuple[list[DeleteIntent], dict[str, str]]]:
+    """Yields the intents of each request with its errors, in order, some requests under way.
+
+    So one is answered while the outcome of another is recorded.
+    """
+    under_way: deque[tuple[list[DeleteIntent], Future[dict[str, str]]]] = deque()
+    last: DeleteIntent | None = None
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        while True:
+            while len(under_way) < _REQUESTS and (intents := _open_intents(catalog, job, last)):
+                last = intents[-1]
+                paths = [intent.path for intent in intents]
+                pace.wait(len(paths))
+                request = threads.submit(_delete, catalog, job, store, paths)
+                under_way.append((intents, request))
+            if not under_way:
+                return
+            done, request = under_way.popleft()
+            yield done, request.result()
+
+
+def _delete(
+    catalog: Catalog, job: JobFacts, store: ObjectStore, paths: Sequence[str]
+) -> dict[str, str]:
+    # Before each request, as another metastore may take the root over at any time.
+    require_owner(catalog, store, job.job_id)
+    _refuse_foreign(job, paths)
+    return store.delete_many(paths)
 
 
 def delete_directories(catalog: Catalog, job: JobFacts, store: ObjectStore) -> None:

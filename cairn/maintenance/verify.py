@@ -6,9 +6,7 @@ looked at again: the row, then the object, then the row.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -26,19 +24,16 @@ from cairn.catalog.cleanup.verification import (
     live_segments_of,
 )
 from cairn.catalog.jobs import find_job
-from cairn.errors import StorageError
 from cairn.layout import generation_of
+from cairn.maintenance.checked_segments import check_segments
 from cairn.maintenance.merge_rows import PAGE_FILES, beside, file_rows
 from cairn.storage import ObjectStore, StoredObject, open_store
-from metastore.enums import FileStatus
+from metastore.enums import Damage, FileStatus
 
 T = TypeVar("T")
 
-_FILES_READ = 50
+FILES_READ = 50
 """Files whose segments are in memory at once: a file may have thousands."""
-
-_READERS = 8
-"""Segments whose bytes are."""
 
 
 class Problem(StrEnum):
@@ -106,24 +101,23 @@ class Verification:
             StoreFailedError: the metastore or the storage failed.
         """
         done = 0
-        with ThreadPoolExecutor(_READERS) as readers:
-            for segments in self._live_segments():
-                checks = readers.map(self._is_right, segments)
-                for segment, is_right in zip(segments, checks, strict=True):
-                    done += 1
-                    self.progress(done)
-                    if not is_right and self._is_live(segment):
-                        yield Finding(
-                            problem=Problem.CORRUPT,
-                            path=segment.path,
-                            wanted_bytes=segment.size_bytes,
-                            offset_bytes=segment.offset_bytes,
-                        )
+        for segments in self._live_segments():
+            for checked in check_segments(self.store, segments):
+                done += 1
+                self.progress(done)
+                segment = checked.segment
+                if checked.damage is Damage.CORRUPT and self._is_live(segment):
+                    yield Finding(
+                        problem=Problem.CORRUPT,
+                        path=segment.path,
+                        wanted_bytes=segment.size_bytes,
+                        offset_bytes=segment.offset_bytes,
+                    )
 
     def _live_segments(self) -> Iterator[list[LiveSegment]]:
         """Yields the live segments of a few files at a time."""
         needed = (file.file_id for file in self._files() if file.needs_bytes)
-        while file_ids := list(islice(needed, _FILES_READ)):
+        while file_ids := list(islice(needed, FILES_READ)):
             yield self._run(partial(live_segments_of, file_ids=file_ids))
 
     def _files(self) -> Iterator[KnownFile]:
@@ -178,16 +172,6 @@ class Verification:
                 if stored.path in wanted:
                     found[stored.path] = stored
         return found
-
-    def _is_right(self, segment: LiveSegment) -> bool:
-        try:
-            data = self.store.get(segment.path, segment.offset_bytes, segment.size_bytes)
-        except StorageError:
-            stored = self._present([segment.path]).get(segment.path)
-            if stored and stored.size_bytes >= segment.offset_bytes + segment.size_bytes:
-                raise  # it is there: the storage failed
-            return True
-        return hashlib.sha256(data).hexdigest() == segment.sha256
 
     def _is_live(self, segment: LiveSegment) -> bool:
         live = self._run(partial(live_segments_of, file_ids=[segment.file_id]))

@@ -37,14 +37,15 @@ def pin(
     *,
     kind: PinKind,
     name: str | None = None,
+    lasts_ms: int | None = None,
     dry_run: bool = False,
 ) -> Pinned:
     """Pins a confirmed checkpoint, the newest without an id, and writes its manifest.
 
-    The pin comes first: it keeps the checkpoint while its segments are read, which may take
-    seconds. Killed in between, the checkpoint stays pinned, without a manifest; a call with its id
-    then writes it, and so does the same call while no newer one is confirmed. A dry run tells what
-    would be pinned.
+    The pin expires `lasts_ms` from now, or never. It comes first: it keeps the checkpoint while its
+    segments are read, which may take seconds. Killed in between, the checkpoint stays pinned,
+    without a manifest; a call with its id then writes it, and so does the same call while no newer
+    one is confirmed. A dry run tells what would be pinned.
 
     Raises:
         BadInputError: there is no such job, or a pin may not have the name.
@@ -54,7 +55,14 @@ def pin(
     """
     check_name("a pin", name or "")
     # Before the transaction, which may run twice and must pin once.
-    choice = partial(pin_checkpoint, job_name=job_name, pin_id=uuid.uuid4(), kind=kind, name=name)
+    choice = partial(
+        pin_checkpoint,
+        job_name=job_name,
+        pin_id=uuid.uuid4(),
+        kind=kind,
+        name=name,
+        lasts_ms=lasts_ms,
+    )
     pinned = catalog.run(
         f"pinning a checkpoint of job {job_name}",
         lambda connection: choice(connection, checkpoint_id=checkpoint_id, dry_run=dry_run),
@@ -68,12 +76,16 @@ def pin(
         _write(catalog, store, pinned.job_id, pinned.checkpoint_id)
     except RefusedError:
         if pinned.is_new:
-            catalog.run(
-                f"removing the pin of checkpoint {pinned.checkpoint_id} of job {job_name}",
-                lambda connection: remove_pins(connection, job_name, [pinned.pin_id]),
-            )
+            _take_back(catalog, job_name, pinned)
         raise
     return pinned
+
+
+def _take_back(catalog: Catalog, job_name: str, pinned: Pinned) -> None:
+    catalog.run(
+        f"removing the pin of checkpoint {pinned.checkpoint_id} of job {job_name}",
+        lambda connection: remove_pins(connection, job_name, [pinned.pin_id]),
+    )
 
 
 def write_manifest(

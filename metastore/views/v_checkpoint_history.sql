@@ -6,7 +6,8 @@
 --   the batch, bases that were materialized before it, and its manifest; a file that is continued
 --   over checkpoints counts with each), began_at, completed_at,
 --   confirmed_at, ended_at (subsumed or aborted), late_rows (dropped, part of input_rows),
---   processing_time and watermark (the clocks of the batch's timers and TTL; 1970 where unused).
+--   processing_time and watermark (the clocks of the batch's timers and TTL; 1970 where unused),
+--   damaged_segments (known by a scrub, of those that it needs).
 -- Read by: `cairn checkpoints`, dashboards on checkpoint duration and size.
 CREATE OR REPLACE VIEW cairn.v_checkpoint_history AS
 SELECT
@@ -31,9 +32,17 @@ SELECT
     c.ended_at,
     a.late_rows,
     to_timestamp(CAST(c.processing_ms AS double precision) / 1000) AS processing_time,
-    to_timestamp(CAST(c.watermark_ms AS double precision) / 1000) AS watermark
+    to_timestamp(CAST(c.watermark_ms AS double precision) / 1000) AS watermark,
+    coalesce(d.damaged_segments, 0) AS damaged_segments
 FROM cairn.checkpoints AS c
 JOIN cairn.jobs AS j ON j.job_id = c.job_id
+-- Once for all checkpoints: mostly there is none.
+LEFT JOIN (
+    SELECT v.job_id, one.checkpoint_id, count(*) AS damaged_segments
+    FROM cairn.v_damaged_segments AS v
+    CROSS JOIN LATERAL unnest(v.checkpoints) AS one (checkpoint_id)
+    GROUP BY v.job_id, one.checkpoint_id
+) AS d ON d.job_id = c.job_id AND d.checkpoint_id = c.checkpoint_id
 CROSS JOIN LATERAL (
     SELECT
         count(*) AS acks,
@@ -67,4 +76,5 @@ CROSS JOIN LATERAL (
 
 COMMENT ON VIEW cairn.v_checkpoint_history IS
     'One row per checkpoint: status, acks of parallelism, duration in ms, rows, the segments, bytes '
-    'and files that are new with it, and the processing time and watermark of the batch.';
+    'and files that are new with it, the processing time and watermark of the batch, and how many of '
+    'the segments that it needs are damaged.';

@@ -47,6 +47,11 @@ CROSS JOIN LATERAL (
       AND deletions.last_error IS NOT NULL
 ) AS d
 CROSS JOIN LATERAL (
+    SELECT count(*) AS segments
+    FROM cairn.v_damaged_segments
+    WHERE v_damaged_segments.job_id = j.job_id
+) AS b
+CROSS JOIN LATERAL (
     VALUES
         ('fileMerging.logicalFileCount', 'gauge', f.live_segments),
         ('fileMerging.logicalFileSize', 'gauge', f.live_bytes),
@@ -55,6 +60,7 @@ CROSS JOIN LATERAL (
         ('Storage.spaceAmplification', 'gauge', (f.size_bytes - f.waiting_bytes) / nullif(f.live_bytes, 0)),
         ('Storage.orphanFiles', 'gauge', o.files),
         ('Storage.failedDeletes', 'gauge', d.files),
+        ('Storage.damagedSegments', 'gauge', b.segments),
         ('Storage.waitingFiles', 'gauge', f.waiting),
         ('Storage.waitingBytes', 'gauge', f.waiting_bytes)
 ) AS m (metric, kind, value)

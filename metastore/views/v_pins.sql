@@ -1,7 +1,8 @@
 -- Grain: one row per pin or savepoint of a checkpoint, removed ones too.
 -- Columns: job_id, job_name, pin_id, checkpoint_id, query_id and batch_id (Spark's names for it),
 --   kind (pin or savepoint), name (as given; null without), manifest (URL of the checkpoint's
---   manifest; null until it is written), created_at, removed_at (null: the checkpoint stays).
+--   manifest; null until it is written), created_at, removed_at (null: the checkpoint stays),
+--   expires_at (when the next housekeeping after it removes the pin; null: only somebody does).
 -- Read by: `cairn pins`, and by people who ask why an old checkpoint is still there.
 CREATE OR REPLACE VIEW cairn.v_pins AS
 SELECT
@@ -15,7 +16,8 @@ SELECT
     p.name,
     j.storage || '/' || m.path AS manifest,
     p.created_at,
-    p.removed_at
+    p.removed_at,
+    p.expires_at
 FROM cairn.pins AS p
 JOIN cairn.jobs AS j ON j.job_id = p.job_id
 JOIN cairn.checkpoints AS c ON c.job_id = p.job_id AND c.checkpoint_id = p.checkpoint_id

@@ -27,7 +27,12 @@ def dags(facts: Facts) -> Iterator[tuple[str, Facts]]:
 
 def test_all_dag_files_import(facts: Facts) -> None:
     assert facts["import_errors"] == {}
-    assert set(facts["dags"]) == {"drop_job", "subsumption_cleanup"}
+    assert set(facts["dags"]) == {
+        "drop_job",
+        "metastore_housekeeping",
+        "scrub",
+        "subsumption_cleanup",
+    }
 
 
 def test_parsing_is_fast_and_imports_nothing_heavy(facts: Facts) -> None:

@@ -18,6 +18,7 @@ from metastore.enums import FileStatus, Scope, SegmentKind
 from metastore.models import (
     Base,
     Checkpoint,
+    DamagedSegment,
     Deletion,
     Directory,
     GroupCommit,
@@ -270,6 +271,14 @@ class Rows:
         )
         self.walk(PlacedSegment, PlacedSegment.segment_id == segment_id, status)
         return segment_id
+
+    def damage(self, file_id: UUID, segment_id: UUID, damage: str = "corrupt") -> None:
+        """Makes a segment known as damaged."""
+        self.execute(
+            insert(DamagedSegment).values(
+                file_id=file_id, segment_id=segment_id, job_id=self.job_id, damage=damage
+            )
+        )
 
     def materialization(self, subtask: int = 0, *, epoch: int = 1, **columns: Any) -> None:
         self.execute(

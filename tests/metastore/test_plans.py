@@ -71,6 +71,7 @@ QUERIES: dict[str, tuple[str, Limit]] = {
     "v_jobs": ("", Limit(20, 20)),
     "v_checkpoint_history": (RECENT, Limit(30 * COMMITS, 30 * COMMITS)),
     "v_changelog_storage": (RECENT, Limit(15 * COMMITS, 11 * COMMITS)),
+    "v_damaged_segments": (OF_JOB, Limit(10, 40)),
     "v_directories": (UNDELETED, Limit(2 * FILES, 2 * FILES)),
     "v_files": (UNDELETED, Limit(30 * FILES, 20 * FILES)),
     "v_keepers": (ONE_FILE, Limit(50, 150)),

@@ -43,6 +43,7 @@ TRIMMED = {
     "maintenance_decisions",
     "deletions",
     "quarantined_objects",
+    "damaged_segments",
 }
 """Whose rows leave the metastore when nothing needs them any more."""
 DROPPED = {
@@ -96,7 +97,9 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
     allowed = {
         "jobs": {"name", "former_name", "dropped_at", "current_epoch"},
         "checkpoints": {"status", "ended_at"},
-        "physical_files": {"status", "condemned_at", "deleted_at"},
+        "pins": {"removed_at"},
+        "runs": {"ended_at"},
+        "physical_files": {"status", "condemned_at", "deleted_at", "verified_at"},
         "placed_segments": {"status"},
         "group_commits": {"status"},
         "directories": {"status", "unclaimed_at", "deleted_at"},
@@ -112,6 +115,7 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
         },
         "maintenance_decisions": {"objects"},
         "deletions": {"attempts", "last_error", "done_at"},
+        "damaged_segments": {"damage", "seen_at", "resolved_at"},
         "ownerships": {"confirmed_at"},
         "quarantined_objects": {
             "status",
@@ -129,6 +133,7 @@ def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table
         "maintenance_decisions",
         "deletions",
         "quarantined_objects",
+        "damaged_segments",
     )
     assert may(rows, "cairn_maintainer", "INSERT", table) is its_own
     assert may(rows, "cairn_maintainer", "DELETE", table) is (table in TRIMMED | DROPPED)
@@ -146,7 +151,8 @@ def test_reader_sees_no_table(rows: Rows, table: str) -> None:
 def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.directory()
     first = rows.file("WRITING")
-    rows.segment(rows.file(retry_of=first))
+    file_id = rows.file(retry_of=first)
+    rows.damage(file_id, rows.segment(file_id))
     rows.checkpoint(1, "CONFIRMED")
     rows.pin(1)
     rows.upload(1)

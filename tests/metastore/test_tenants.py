@@ -59,6 +59,11 @@ class Tenants:
         job.install(batch, base)
         job.run(lambda c: record_end(c, made, Materialized.of([base[1]]), None))
         newest = job.whole_batch(epoch, 5)
+        self.sql(
+            "INSERT INTO cairn.damaged_segments (file_id, segment_id, job_id, damage)"
+            " SELECT file_id, segment_id, job_id, 'corrupt' FROM cairn.placed_segments"
+            f" WHERE job_id = '{job.job_id}'"
+        )
         keep = partial(pin_checkpoint, job_name=job.name, checkpoint_id=newest - 1)
         job.run(lambda c: keep(c, pin_id=uuid4(), kind=PinKind.PIN, name=None))
         return job

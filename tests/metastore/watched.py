@@ -26,6 +26,7 @@ BOUNDED = {
     "metastore",
     "ownerships",
     "pins",
+    "damaged_segments",  # a scrub stops at 10,000 of a job
     "runs",
     "state_variables",
     "tenants",

@@ -210,7 +210,7 @@ def test_what_is_sealed_or_deleted_meanwhile_is_not_found(
     # Rows are read one at a time, so they and the objects are of many moments.
     for module in (verify, merge_rows):
         monkeypatch.setattr(module, "PAGE_FILES", 1)
-    monkeypatch.setattr(verify, "_FILES_READ", 1)
+    monkeypatch.setattr(verify, "FILES_READ", 1)
     stream = job_of_six_batches(
         metastore_url, tmp_storage, tmp_path / "local", across_checkpoint_boundary=across
     )

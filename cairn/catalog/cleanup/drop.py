@@ -175,6 +175,7 @@ _FILES = text("""
 TABLES = (
     "pins",
     "group_commits",
+    "damaged_segments",
     "placed_segments",
     "deletions",
     "physical_files",
@@ -193,7 +194,7 @@ TABLES = (
     "jobs",
 )
 """All with rows of a job, in the order of their references: what is referred to is last."""
-_BY_FILE = ("placed_segments", "deletions", "physical_files")
+_BY_FILE = ("damaged_segments", "placed_segments", "deletions", "physical_files")
 
 
 def _count(table: str) -> TextClause:

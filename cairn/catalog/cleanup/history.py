@@ -132,7 +132,7 @@ _OF_CHECKPOINTS = tuple(
 
 OF_FILES = tuple(
     text(f"DELETE FROM cairn.{table} WHERE file_id = ANY (:ids)").bindparams(_FILE_IDS)  # noqa: S608
-    for table in ("placed_segments", "deletions", "physical_files")
+    for table in ("damaged_segments", "placed_segments", "deletions", "physical_files")
 )
 """In the order of their references."""
 
@@ -199,6 +199,11 @@ _OTHERS = tuple(
         """
         DELETE FROM cairn.directories
         WHERE job_id = :job_id AND status = 'DELETED' AND deleted_at < :horizon
+        """,
+        # Damage that is not over stays as long as its file's row.
+        """
+        DELETE FROM cairn.damaged_segments
+        WHERE job_id = :job_id AND resolved_at < :horizon
         """,
         # A run's totals are deleted with the last of its checkpoints.
         """

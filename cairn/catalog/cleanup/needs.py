@@ -11,18 +11,32 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Select,
+    Text,
     Uuid,
     any_,
+    column,
+    exists,
     false,
     func,
     literal,
     or_,
     select,
+    table,
 )
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from metastore.enums import SegmentKind, SegmentStatus
-from metastore.models import Checkpoint, Job, Pin, PlacedSegment
+from metastore.enums import CheckpointStatus, SegmentKind, SegmentStatus
+from metastore.models import SCHEMA, Checkpoint, DamagedSegment, Job, Pin, PlacedSegment
+
+DAMAGED_SEGMENTS = table(
+    "v_damaged_segments",
+    column("job_id", Text),
+    column("file_id", Uuid),
+    column("checkpoints", ARRAY(BigInteger)),
+    schema=SCHEMA,
+)
+"""What a scrub has found, as far as checkpoints need it."""
 
 
 def multirange(
@@ -70,7 +84,8 @@ def is_kept(job_id: str) -> ColumnElement[bool]:
     """Returns the condition that a job's checkpoint stays besides the newest ones.
 
     It has an open pin, or the newest manifest of a job that writes manifests: a lost metastore is
-    rebuilt from that one.
+    rebuilt from that one. Or newer ones need a damaged segment, and it is the newest that does not:
+    it is the way back, and what the damaged one may be made from again.
     """
     newest = (
         select(PlacedSegment.first_checkpoint)
@@ -84,7 +99,27 @@ def is_kept(job_id: str) -> ColumnElement[bool]:
         .limit(1)
     )
     return or_(
-        is_pinned(), func.coalesce(Checkpoint.checkpoint_id == newest.scalar_subquery(), false())
+        is_pinned(),
+        func.coalesce(Checkpoint.checkpoint_id == newest.scalar_subquery(), false()),
+        func.coalesce(Checkpoint.checkpoint_id == newest_whole(job_id).scalar_subquery(), false()),
+    )
+
+
+def newest_whole(job_id: str) -> Select[int]:
+    """Returns the query of the newest confirmed checkpoint that needs no damaged segment.
+
+    Null where nothing is damaged.
+    """
+    whole = aliased(Checkpoint)
+    damaged = DAMAGED_SEGMENTS.c
+    return select(func.max(whole.checkpoint_id)).where(
+        whole.job_id == job_id,
+        whole.status == CheckpointStatus.CONFIRMED,
+        # First, and once: mostly nothing is.
+        exists().where(DamagedSegment.job_id == job_id, DamagedSegment.resolved_at.is_(None)),
+        whole.checkpoint_id.not_in(
+            select(func.unnest(damaged.checkpoints)).where(damaged.job_id == job_id)
+        ),
     )
 
 

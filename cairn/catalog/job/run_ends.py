@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, exists, func, null, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, null, select, update
 
 from cairn.batch_ref import RunRef
 from cairn.catalog.job.fencing import lock_job
@@ -47,6 +47,26 @@ def _may_be_over(connection: Connection, run: RunRef) -> bool:
     had_sign = Run.seen_at >= func.now() - func.make_interval(0, 0, 0, 0, 0, _SEEN_MIN)
     is_fresh = and_(Run.ended_at.is_(None), had_sign)
     return bool(connection.scalar(select(exists().where(Run.run_id == run.run_id, ~is_fresh))))
+
+
+def close_replaced_runs(connection: Connection, job_id: str) -> int:
+    """Notes the end of runs that a newer one has replaced and that nobody has; returns how many.
+
+    They are fenced for good. Of the current run only its driver knows.
+    """
+    return connection.execute(
+        update(Run).where(*_is_replaced(job_id)).values(ended_at=func.now())
+    ).rowcount
+
+
+def count_replaced_runs(connection: Connection, job_id: str) -> int:
+    """Returns how many runs of a job `close_replaced_runs` would close now."""
+    return connection.scalar(select(func.count()).where(*_is_replaced(job_id))) or 0
+
+
+def _is_replaced(job_id: str) -> tuple[ColumnElement[bool], ...]:
+    current = select(Job.current_epoch).where(Job.job_id == job_id).scalar_subquery()
+    return Run.job_id == job_id, Run.epoch < current, Run.ended_at.is_(None)
 
 
 def record_run_end(connection: Connection, run: RunRef) -> None:

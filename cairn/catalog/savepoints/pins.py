@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select, update
+from sqlalchemy import ColumnElement, Connection, DateTime, Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.jobs import find_job
 from cairn.errors import BadInputError, RefusedError
 from metastore.enums import CheckpointStatus, PinKind
@@ -31,6 +33,7 @@ class Pinned:
     batch_id: int
     kind: PinKind
     name: str | None
+    expires_at: datetime | None
     is_new: bool
 
 
@@ -42,11 +45,13 @@ def pin_checkpoint(
     pin_id: UUID,
     kind: PinKind,
     name: str | None,
+    lasts_ms: int | None = None,
     dry_run: bool = False,
 ) -> Pinned:
     """Pins a confirmed checkpoint, the newest where no id is given.
 
-    One that has an open pin of that kind and name keeps it, and gets no other.
+    One that has an open pin of that kind and name gets no other, but its end is that of this call:
+    `lasts_ms` from now by the database's clock; None: never.
 
     Raises:
         BadInputError: there is no such job.
@@ -63,17 +68,7 @@ def pin_checkpoint(
             Pin.name.is_not_distinct_from(name),
         )
     )
-    if known is None and not dry_run:
-        connection.execute(
-            insert(Pin).values(
-                pin_id=pin_id,
-                job_id=job.job_id,
-                checkpoint_id=checkpoint.checkpoint_id,
-                kind=kind,
-                name=name,
-            )
-        )
-    return Pinned(
+    pinned = Pinned(
         pin_id=known or pin_id,
         job_id=job.job_id,
         storage=job.storage,
@@ -82,7 +77,28 @@ def pin_checkpoint(
         batch_id=checkpoint.batch_id,
         kind=kind,
         name=name,
+        expires_at=_expiry(connection, lasts_ms),
         is_new=known in (None, pin_id),
+    )
+    if not dry_run:
+        _save(connection, pinned)
+    return pinned
+
+
+def _save(connection: Connection, pinned: Pinned) -> None:
+    """Adds a pin; of one that there is, changes when it expires."""
+    made = insert(Pin).values(
+        pin_id=pinned.pin_id,
+        job_id=pinned.job_id,
+        checkpoint_id=pinned.checkpoint_id,
+        kind=pinned.kind,
+        name=pinned.name,
+        expires_at=pinned.expires_at,
+    )
+    connection.execute(
+        made.on_conflict_do_update(
+            index_elements=[Pin.pin_id], set_={"expires_at": pinned.expires_at}
+        )
     )
 
 
@@ -100,7 +116,9 @@ def open_pins(
         chosen.append(Pin.checkpoint_id == checkpoint_id)
     if name is not None:
         chosen.append(Pin.name == name)
-    columns = select(Pin.pin_id, Pin.checkpoint_id, Pin.kind, Pin.name, Pin.created_at)
+    columns = select(
+        Pin.pin_id, Pin.checkpoint_id, Pin.kind, Pin.name, Pin.created_at, Pin.expires_at
+    )
     rows = connection.execute(columns.where(*chosen).order_by(Pin.checkpoint_id, Pin.created_at))
     found = [{"job_name": job_name, **row} for row in rows.mappings()]
     if not found:
@@ -114,6 +132,34 @@ def remove_pins(connection: Connection, job_name: str, pin_ids: Sequence[UUID]) 
     connection.execute(
         update(Pin).where(*_open(job.job_id), Pin.pin_id.in_(pin_ids)).values(removed_at=func.now())
     )
+
+
+def remove_expired_pins(connection: Connection, job_id: str) -> int:
+    """Removes the pins of a job whose time is over, by the database's clock; returns how many."""
+    # Mostly there is none, and batches need not wait.
+    if not count_expired_pins(connection, job_id):
+        return 0
+    # The lock under which a pin is made to last longer, and a plan is applied.
+    lock_job(connection, job_id, exclusive=True)
+    return connection.execute(
+        update(Pin).where(*_expired(job_id)).values(removed_at=func.now())
+    ).rowcount
+
+
+def count_expired_pins(connection: Connection, job_id: str) -> int:
+    """Returns how many pins of a job `remove_expired_pins` would remove now."""
+    return connection.scalar(select(func.count()).where(*_expired(job_id))) or 0
+
+
+def _expired(job_id: str) -> tuple[ColumnElement[bool], ...]:
+    return *_open(job_id), Pin.expires_at <= func.now()
+
+
+def _expiry(connection: Connection, lasts_ms: int | None) -> datetime | None:
+    if lasts_ms is None:
+        return None
+    lasts = func.make_interval(0, 0, 0, 0, 0, 0, lasts_ms / 1000)
+    return connection.scalar(select(func.now(type_=DateTime(timezone=True)) + lasts))
 
 
 def _open(job_id: str) -> tuple[ColumnElement[bool], ...]:

@@ -259,6 +259,7 @@ CREATE TABLE cairn.physical_files (
     sealed_at TIMESTAMP WITH TIME ZONE,
     condemned_at TIMESTAMP WITH TIME ZONE,
     deleted_at TIMESTAMP WITH TIME ZONE,
+    verified_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_physical_files PRIMARY KEY (file_id),
     CONSTRAINT fk_physical_files__job_id_epoch FOREIGN KEY (job_id, epoch)
         REFERENCES cairn.runs (job_id, epoch),
@@ -291,6 +292,21 @@ CREATE INDEX ix_physical_files__undeleted ON cairn.physical_files (job_id, file_
 
 CREATE INDEX ix_physical_files__wasteful ON cairn.physical_files (job_id, dead_bytes, file_id)
     WHERE status = 'SEALED' AND dead_bytes > 0;
+
+CREATE TABLE cairn.damaged_segments (
+    file_id UUID NOT NULL,
+    segment_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    damage VARCHAR(16) NOT NULL,
+    found_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    resolved_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_damaged_segments PRIMARY KEY (file_id, segment_id),
+    CONSTRAINT fk_damaged_segments__file_id FOREIGN KEY (file_id)
+        REFERENCES cairn.physical_files (file_id),
+    CONSTRAINT fk_damaged_segments__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
+    CONSTRAINT ck_damaged_segments__damage_known CHECK (damage IN ('missing', 'short', 'corrupt'))
+);
 
 CREATE TABLE cairn.upload_totals (
     job_id TEXT NOT NULL,
@@ -372,6 +388,7 @@ CREATE TABLE cairn.pins (
     kind VARCHAR(16) NOT NULL,
     name TEXT,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    expires_at TIMESTAMP WITH TIME ZONE,
     removed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_pins PRIMARY KEY (pin_id),
     CONSTRAINT fk_pins__job_id_checkpoint_id FOREIGN KEY (job_id, checkpoint_id)

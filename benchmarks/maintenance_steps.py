@@ -1,0 +1,261 @@
+"""What the maintenance benchmark measures, each step in a process of its own for its memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from sqlalchemy import Connection, text
+
+from benchmarks.maintenance_shape import Figure, Sizes
+from benchmarks.metastore_calls import CatalogCalls
+from benchmarks.metastore_shape import History, JobRef
+from benchmarks.stub_s3 import StubS3
+from cairn.catalog.catalog import Catalog, dispose_engines
+from cairn.catalog.cleanup.snapshot import read_snapshot
+from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.deleter import Deleted, delete_condemned
+from cairn.maintenance.storages import open_allowed
+from cairn.maintenance.subsumption import plan_subsumption
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_MEMORY_MB = 500
+DELETES_PER_S = 3_000
+MOST_GROWTH = 2.0
+
+# As before a cleanup: the newest of the batches before the bases are not subsumed, so their files
+# are what there is to plan.
+_NOT_CLEANED = (
+    "SET LOCAL session_replication_role = replica",
+    "SET LOCAL statement_timeout = 0",
+    """
+    UPDATE cairn.checkpoints SET status = 'CONFIRMED', ended_at = NULL
+    WHERE job_id = :job AND checkpoint_id > :first AND checkpoint_id <= :dead
+    """,
+    """
+    UPDATE cairn.group_commits SET status = 'LIVE'
+    WHERE job_id = :job AND checkpoint_id > :first AND checkpoint_id <= :dead
+    """,
+    """
+    UPDATE cairn.physical_files AS f
+    SET status = 'SEALED', live_segments = cardinality(g.segment_ids), live_bytes = f.size_bytes,
+        condemned_at = NULL, deleted_at = NULL
+    FROM cairn.group_commits AS g
+    WHERE g.job_id = :job AND g.checkpoint_id > :first AND g.checkpoint_id <= :dead
+      AND f.file_id = g.file_id
+    """,
+    "DELETE FROM cairn.deletions AS d USING cairn.physical_files AS f"
+    " WHERE f.file_id = d.file_id AND f.job_id = :job AND f.status = 'SEALED'",
+)
+
+_CONDEMNED = (
+    "SET LOCAL session_replication_role = replica",
+    "SET LOCAL statement_timeout = 0",
+    """
+    INSERT INTO cairn.maintenance_runs (
+        maintenance_run_id, job_id, action, plan, plan_sha256, status, finished_at
+    )
+    SELECT CAST(md5(:job) AS uuid), :job, 'subsumption', '{}', '', 'APPLIED', now()
+    """,
+    """
+    INSERT INTO cairn.physical_files (
+        file_id, job_id, epoch, path, scope, status, size_bytes, sealed_at, condemned_at
+    )
+    SELECT f.id, :job, 1, :job || '/taskmanager-owned/1-0123456789ab/' || f.id || '.seg',
+        'taskmanager', 'CONDEMNED', 4000, now(), now()
+    FROM (SELECT CAST(md5(CAST(n AS text)) AS uuid) AS id FROM generate_series(1, :files) AS n) f
+    """,
+    """
+    INSERT INTO cairn.deletions (file_id, job_id, path, maintenance_run_id, requested_at)
+    SELECT file_id, job_id, path, CAST(md5(:job) AS uuid), now() - INTERVAL '1 day'
+    FROM cairn.physical_files
+    WHERE job_id = :job
+    """,
+)
+
+
+def run_apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
+    """Returns what a call returns in a new process, and the process's peak memory in MB."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measured, (work, args, kwargs))
+
+
+def _measured(
+    work: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[T, float]:
+    found = work(*args, **kwargs)
+    dispose_engines()
+    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_planning(url: str, storage: str, sizes: Sizes) -> list[Figure]:
+    """Returns how long a plan takes beside few and beside many live segments."""
+    figures: list[Figure] = []
+    medians_ms: list[float] = []
+    for live in sizes.live_segments:
+        name = f"{live:,} live segments"
+        job = _job_with(url, storage, sizes, live)
+        (plan_ms, condemned), memory_mb = run_apart(_plan, url, job.name, sizes.repetitions)
+        (forecast_ms, _), _ = run_apart(_forecast, url, job.name, sizes.repetitions)
+        medians_ms.append(plan_ms)
+        figures += [
+            Figure(workload="planning", name=f"{name}: plan", value=plan_ms, unit="ms"),
+            Figure(workload="planning", name=f"{name}: dry run", value=forecast_ms, unit="ms"),
+            Figure(workload="planning", name=f"{name}: files planned", value=condemned, unit=""),
+            Figure(
+                workload="planning",
+                name=f"{name}: memory",
+                value=memory_mb,
+                unit="MB",
+                wanted=MOST_MEMORY_MB,
+                at_least=False,
+            ),
+        ]
+    figures.append(
+        Figure(
+            workload="planning",
+            name="most over fewest",
+            value=medians_ms[-1] / medians_ms[0],
+            unit="times",
+            wanted=MOST_GROWTH,
+            at_least=False,
+        )
+    )
+    return figures
+
+
+def measure_deletes(url: str, s3: StubS3, sizes: Sizes) -> list[Figure]:
+    """Returns how many objects the deleter deletes a second, each with its intent."""
+    calls = CatalogCalls(url)
+    job = calls.register("deletes", sizes.parallelism, s3.url)
+    catalog = Catalog(url, timeout_ms=600_000)
+    facts = {"job": job.job_id, "files": sizes.deleted_files}
+    catalog.run("condemning files", partial(_execute, statements=_CONDEMNED, facts=facts))
+    _analyze(catalog)
+    paths = catalog.run(
+        "listing them",
+        lambda c: list(
+            c.scalars(
+                text("SELECT path FROM cairn.physical_files WHERE job_id = :job"),
+                {"job": job.job_id},
+            )
+        ),
+    )
+    s3.fill(paths, 4_000)
+    before = s3.counts()
+    s3.slow_down(sizes.delay_ms)
+    (seconds, deleted), memory_mb = run_apart(_delete, url, job.name)
+    s3.slow_down(0)
+    after = s3.counts()
+    left = before["objects"] - after["objects"]
+    if (deleted.files, left) != (sizes.deleted_files, sizes.deleted_files):
+        raise RuntimeError(f"{deleted} of {sizes.deleted_files} files; {left} objects went")
+    return [
+        Figure(
+            workload="deletes",
+            name=f"{sizes.deleted_files:,} files",
+            value=deleted.files / seconds,
+            unit="deletes/s",
+            wanted=DELETES_PER_S,
+        ),
+        Figure(
+            workload="deletes",
+            name="requests",
+            value=after["requests"] - before["requests"],
+            unit="",
+        ),
+        Figure(
+            workload="deletes",
+            name="bytes read for a byte freed",
+            value=(after["read_bytes"] - before["read_bytes"]) / deleted.size_bytes,
+            unit="",
+        ),
+        Figure(
+            workload="deletes",
+            name="memory",
+            value=memory_mb,
+            unit="MB",
+            wanted=MOST_MEMORY_MB,
+            at_least=False,
+        ),
+    ]
+
+
+def _job_with(url: str, storage: str, sizes: Sizes, live_segments: int) -> JobRef:
+    """Returns a job with live changelog segments, and some batches whose files can be deleted."""
+    calls = CatalogCalls(url)
+    job = calls.register(f"live-{live_segments}", sizes.parallelism, storage)
+    history = History(
+        dead_batches=2 * sizes.dead_batches,
+        live_batches=live_segments // sizes.parallelism,
+        groups=sizes.groups,
+    )
+    catalog = Catalog(url, timeout_ms=3_600_000)
+    with catalog.begin() as connection:
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
+        calls.fill(job, history)
+    facts = {"job": job.job_id, "first": sizes.dead_batches, "dead": history.dead_batches}
+    catalog.run("taking a cleanup back", partial(_execute, statements=_NOT_CLEANED, facts=facts))
+    _analyze(catalog)
+    return job
+
+
+def _analyze(catalog: Catalog) -> None:
+    catalog.run("analyzing", lambda c: c.execute(text("ANALYZE")))
+
+
+def _execute(connection: Connection, statements: tuple[str, ...], facts: dict[str, object]) -> None:
+    for sql in statements:
+        statement = text(sql)
+        used = statement.compile().params.keys()
+        connection.execute(statement, {name: facts[name] for name in used})
+
+
+def _plan(url: str, name: str, repetitions: int) -> tuple[float, int]:
+    catalog = Catalog(url)
+    plan = None
+
+    def once() -> None:
+        nonlocal plan
+        plan = plan_subsumption(catalog.run("reading", lambda c: read_snapshot(c, name)))
+
+    median_ms = _median_ms(once, repetitions)
+    return median_ms, len(plan.condemned_files) if plan else 0
+
+
+def _forecast(url: str, name: str, repetitions: int) -> tuple[float, int]:
+    catalog = Catalog(url)
+    return _median_ms(lambda: cleanup_job(catalog, name, dry_run=True), repetitions), 0
+
+
+def _median_ms(work: Callable[[], object], repetitions: int) -> float:
+    work()  # connects, and reads what was just written
+    times = []
+    for _ in range(repetitions):
+        began_s = time.monotonic()
+        work()
+        times.append(1000 * (time.monotonic() - began_s))
+    return statistics.median(times)
+
+
+def _delete(url: str, name: str) -> tuple[float, Deleted]:
+    catalog = Catalog(url)
+    job = catalog.run("reading", lambda c: read_snapshot(c, name)).job
+    store = open_allowed(replace(job))
+    began_s = time.monotonic()
+    deleted = delete_condemned(catalog, job, store)
+    return time.monotonic() - began_s, deleted
+
+
+def allow(*storages: str) -> None:
+    """Lets the maintenance of this process and those after it delete below storages."""
+    os.environ["CAIRN_STORAGES"] = " ".join(storages)

@@ -1,0 +1,43 @@
+"""The body of the scrub's task. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from cairn.airflow_ext.maintenance import airflow_errors
+
+log = logging.getLogger(__name__)
+
+
+def scrub_one(job: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Scrubs one job as the Dag's params say, and returns its `ScrubReport` as a dict.
+
+    Raises:
+        AirflowFailException: something that a checkpoint needs is damaged, which is recorded; or
+            the scrub was refused, or the input is wrong. Never retried.
+        StorageError, MetastoreError: a store failed; the retry reads another share.
+    """
+    from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
+    from cairn.maintenance.scrub import scrub_job  # noqa: PLC0415
+
+    with airflow_errors():
+        report = scrub_job(
+            find_catalog(),
+            job,
+            sample_percent=None if params["whole"] else params["sample_percent"],
+            max_bytes_per_s=params["max_bytes_per_s"],
+            dry_run=params["dry_run"],
+        )
+    log.info("%s", report)
+    if report.damaged_segments:
+        raise AirflowFailException(
+            f"{report.damaged_segments} segments that checkpoints of job {job} need are damaged: "
+            f"`cairn scrub {job} --dry-run` lists them, with the checkpoints and manifests that "
+            "need them"
+        )
+    return asdict(report)

@@ -1,0 +1,101 @@
+"""Keeps the metastore small: rows that nothing needs any more leave it, by each job's policy.
+
+For each job: pins whose time is over (`cairn pin --expires`) are removed, runs that a newer run has
+replaced are closed, and rows of what ended before `cairn.history-retention`, or beyond
+`cairn.history-max-checkpoints`, leave the metastore; sums by day stay in `cairn.v_history_by_day`.
+The Dag `subsumption_cleanup` trims history, too, but a bounded number of rows in each run: where
+there is much, such as after the policy was changed or the cleanup did not run for days, this Dag
+does it.
+
+**It never** touches an object in storage, a row that a retained or pinned checkpoint needs, or one
+of the last hour: triggers refuse that. A checkpoint whose last pin has expired is subsumed by the
+next cleanup, and not here.
+
+It works in transactions of 1,000 checkpoints and 1,000 files, and takes no lock that a batch waits
+for, but for the moment in which pins are removed. It may run at any time, twice at once, and again
+after a crash: it continues where the last one stopped.
+
+## Before the first run
+* The workers' environment has `CAIRN_METASTORE`, and the pool `cairn_maintenance` exists, as for
+  the Dag `subsumption_cleanup`.
+
+## Trigger form
+| field | meaning |
+|---|---|
+| job | one job's name; empty: all jobs |
+| dry run | report what would be removed, and change nothing |
+
+A run that is given any other param fails and changes nothing.
+
+## Reading the result
+One `housekeep` task a job, named after it; its return value and last log line are the report.
+`summarise` returns the sums.
+
+Next: `cairn housekeeping --dry-run` shows what the next run would do.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+
+from cairn.airflow_ext.housekeeping import housekeep_one
+from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
+from cairn.airflow_ext.pools import MAINTENANCE_POOL
+
+
+@dag(
+    dag_id="metastore_housekeeping",
+    dag_display_name="Cairn: metastore housekeeping",
+    doc_md=__doc__,
+    schedule="17 * * * *",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=12),
+    tags=["cairn", "maintenance"],
+    default_args={
+        "owner": "cairn",
+        "retries": 3,
+        "retry_delay": timedelta(seconds=30),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=5),
+        "execution_timeout": timedelta(hours=2),
+    },
+    params={
+        "job": Param(
+            None,
+            type=["null", "string"],
+            title="Job",
+            description_md="Name of the one job. Empty: **all** jobs of the metastore.",
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description_md="Report what would be removed and change **nothing**. Off by default, "
+            "because scheduled runs take the defaults.",
+        ),
+    },
+)
+def metastore_housekeeping() -> None:
+    """Lists the jobs, does each in a mapped task and adds up the results."""
+
+    @task
+    def list_jobs() -> list[str]:
+        return jobs_to_clean(params_of_run()["job"])
+
+    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
+    def housekeep(job: str) -> dict[str, Any]:
+        return housekeep_one(job, dry_run=params_of_run()["dry_run"])
+
+    @task(trigger_rule="none_failed")
+    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
+        return total(reports)
+
+    summarise(housekeep.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+
+
+metastore_housekeeping()

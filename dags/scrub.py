@@ -1,0 +1,131 @@
+"""Reads what a job's checkpoints need, and says which bytes are damaged, before a restore does.
+
+For each job: a share of the bytes of live segments is read and compared with the SHA-256 that was
+recorded for them, those first that were read longest ago. Pinned checkpoints and manifests are
+among them. With the default of 4 % and a run each day, each byte is read once in 25 days.
+
+What is missing, too short or has other bytes is recorded in `cairn.damaged_segments`. The view
+`cairn.v_damaged_segments` has every checkpoint and manifest that needs it, and whether it can be
+made again from older bases and changelog. `cairn checkpoints` and the metric
+`Storage.damagedSegments` count it. While something is damaged, the newest confirmed checkpoint that
+needs nothing of it stays, as if it was pinned. What is read whole again by a later run is not shown
+any more.
+
+**It never** changes or deletes an object, and takes no lock that a batch waits for. It may run at
+any time, beside the jobs and the cleanup, twice at once, and again after a crash.
+
+## Before the first run
+* The workers' environment has `CAIRN_METASTORE`, `CAIRN_STORAGES` and what the storage needs, and
+  the pool `cairn_maintenance` exists, as for the Dag `subsumption_cleanup`.
+
+## Trigger form
+| field | meaning |
+|---|---|
+| job | one job's name; empty: all jobs |
+| sample percent | the share of the live bytes that is read |
+| whole | read all of it, whatever the share is |
+| max bytes per s | of one job; empty: no limit |
+| dry run | report what would be read, and read nothing |
+
+A run that is given any other param fails and changes nothing.
+
+## Reading the result
+One `scrub` task a job, named after it; its return value and last log line are the report. **A task
+that fails at once, without a retry, has found damage**, now or earlier, or was refused: the log
+says which. `newest_whole_checkpoint` is where there is a way back to. `summarise` returns the sums.
+
+Next: `cairn scrub JOB --dry-run` lists the damage. Put the objects back, for example older versions
+of the bucket's, and trigger this Dag again.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+
+from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
+from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.scrub import scrub_one
+
+
+@dag(
+    dag_id="scrub",
+    dag_display_name="Cairn: scrub",
+    doc_md=__doc__,
+    schedule="23 3 * * *",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=23),
+    tags=["cairn", "maintenance"],
+    default_args={
+        "owner": "cairn",
+        "retries": 2,
+        "retry_delay": timedelta(minutes=1),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=15),
+        "execution_timeout": timedelta(hours=20),
+    },
+    params={
+        "job": Param(
+            None,
+            type=["null", "string"],
+            title="Job",
+            description_md="Name of the one job to scrub. Empty: **all** jobs of the metastore.",
+        ),
+        "sample_percent": Param(
+            4.0,
+            type="number",
+            exclusiveMinimum=0,
+            maximum=100,
+            title="Sample percent",
+            description_md="Share of the live bytes to read, those first that were read longest "
+            "ago.",
+        ),
+        "whole": Param(
+            False,
+            type="boolean",
+            title="Whole",
+            description_md="Read **all** live bytes, whatever the share is.",
+        ),
+        "max_bytes_per_s": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            title="Max bytes per s",
+            description_md="Read at most so many bytes a second of a job. Empty: no limit.",
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description_md="Report what would be read and read **nothing**. Off by default, "
+            "because scheduled runs take the defaults.",
+        ),
+    },
+)
+def scrub() -> None:
+    """Lists the jobs, scrubs each in a mapped task and adds up the results."""
+
+    @task
+    def list_jobs() -> list[str]:
+        return jobs_to_clean(params_of_run()["job"])
+
+    @task(
+        task_id="scrub",
+        pool=MAINTENANCE_POOL,
+        map_index_template="{{ task.op_kwargs['job'] }}",
+    )
+    def scrub_(job: str) -> dict[str, Any]:
+        return scrub_one(job, params_of_run())
+
+    @task(trigger_rule="none_failed")
+    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
+        return total(reports)
+
+    summarise(scrub_.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+
+
+scrub()
