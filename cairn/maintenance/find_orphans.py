@@ -38,10 +38,14 @@ GROUPS = ("shared", "taskmanager-owned", "maintenance")
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What was found so far: objects and bytes that were listed, and of each reason."""
+    """What was found so far: objects and bytes that were listed, and of each reason.
+
+    `matched` have a row, or say whose the root is.
+    """
 
     listed: int = 0
     listed_bytes: int = 0
+    matched: int = 0
     objects: Counter[Reason] = field(default_factory=Counter)
     size_bytes: Counter[Reason] = field(default_factory=Counter)
     unknown: list[str] = field(default_factory=list)
@@ -55,12 +59,13 @@ class Tally:
             self.unknown.append(suspect.path)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     """Part of a listing: how much was listed, and what of it has no row."""
 
     listed: int
     listed_bytes: int
+    matched: int
     suspects: list[Suspect]
 
 
@@ -84,6 +89,7 @@ class Finder:
         for batch in in_parallel(self._list, ranges, threads=THREADS):
             tally.listed += batch.listed
             tally.listed_bytes += batch.listed_bytes
+            tally.matched += batch.matched
             yield from self._judged(batch.suspects, tally)
         uploads = self.inventory.unfinished_uploads(f"{self.job_id}/")
         suspects = (suspect_upload(one, self.job_id, self.clocks) for one in uploads)
@@ -96,19 +102,19 @@ class Finder:
 
         rows = file_rows(self._read, self.job_id, after=keys.after)
         files = takewhile(lambda file: in_range(file.path), rows)
-        listed = listed_bytes = 0
-        suspects: list[Suspect] = []
-        for _, file, found in beside(files, self.inventory.list_all(keys)):
-            if found is None:
-                continue
-            listed += 1
-            listed_bytes += found.size_bytes
-            if file is None:
-                suspects.append(suspect_object(found, self.job_id, self.clocks))
-            if len(suspects) == BATCH_SUSPECTS:
-                yield _Batch(listed, listed_bytes, suspects)
-                listed, listed_bytes, suspects = 0, 0, []
-        yield _Batch(listed, listed_bytes, suspects)
+        both = beside(files, self.inventory.list_all(keys))
+        found = ((file, one) for _, file, one in both if one is not None)
+        while some := list(islice(found, BATCH_SUSPECTS)):
+            yield _Batch(
+                listed=len(some),
+                listed_bytes=sum(one.size_bytes for _, one in some),
+                matched=sum(1 for file, _ in some if file is not None),
+                suspects=[
+                    suspect_object(one, self.job_id, self.clocks)
+                    for file, one in some
+                    if file is None
+                ],
+            )
 
     def _judged(self, suspects: list[Suspect], tally: Tally) -> Iterator[Suspect]:
         """Yields the orphans among suspects, by what the metastore knows since they were listed."""
@@ -120,6 +126,8 @@ class Finder:
             reason = judge(suspect, known.get(place, Known()), self.root)
             judged = replace(suspect, reason=reason)
             tally.add(judged)
+            # The row was added since the rows were read, or it is no file's.
+            tally.matched += reason in (Reason.KNOWN, Reason.OWNER)
             if reason.is_orphan:
                 yield judged
 

@@ -31,6 +31,7 @@ SELECT
         ) THEN 'its writer, run ' || f.epoch || ', has ended'
         WHEN f.batch_id IS NULL
             AND f.materialization_id IS NULL
+            AND f.maintenance_run_id IS NULL
             AND right(f.path, 10) <> '/_metadata'
             THEN 'initial state of run ' || f.epoch || ', whose first batch is over'
         WHEN f.materialization_id IS NOT NULL
@@ -104,6 +105,7 @@ WHERE f.status <> 'DELETED'
             OR (
                 f.batch_id IS NULL
                 AND f.materialization_id IS NULL
+                AND f.maintenance_run_id IS NULL
                 AND right(f.path, 10) <> '/_metadata'
                 AND f.created_at <= now() - INTERVAL '24 hours'
                 AND EXISTS (

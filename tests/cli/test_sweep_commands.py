@@ -11,7 +11,7 @@ import pytest
 from cairn.maintenance import orphans
 from cairn.ownership.objects import write_owner
 from tests.cli.conftest import Outcome
-from tests.maintenance.sweeping import cleaned_job, let_time_pass, orphans_of, put
+from tests.maintenance.sweeping import ANY_SHARE, cleaned_job, let_time_pass, orphans_of, put
 from tests.maintenance.synthetic import SyntheticJob
 from tests.ownership.test_two_metastores import another
 
@@ -19,7 +19,9 @@ Cairn = Callable[..., Outcome]
 
 
 @pytest.fixture
-def job(metastore_url: str, tmp_storage: str) -> SyntheticJob:
+def job(metastore_url: str, tmp_storage: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
+    for name, value in ANY_SHARE.items():
+        monkeypatch.setenv(name, value)
     return cleaned_job(metastore_url, tmp_storage)
 
 

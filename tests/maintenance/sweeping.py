@@ -10,6 +10,9 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, text
 
+from cairn.catalog.cleanup.quarantine import Lease, condemn_due
+from cairn.catalog.maintenance.leases import take_lease
+from cairn.catalog.maintenance.plans import NewPlan, store_plan
 from cairn.layout import (
     exclusive_file,
     manifest_file,
@@ -20,7 +23,11 @@ from cairn.layout import (
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.sweep import SweepReport, sweep_job
 from cairn.storage.store import ObjectStore
+from metastore.enums import MaintenanceAction
 from tests.maintenance.synthetic import SUBTASKS, SyntheticJob
+
+ANY_SHARE = {"CAIRN_MAX_DELETED_SHARE": "100", "CAIRN_MIN_MATCH_RATE": "0"}
+"""Of the environment: in a test's root most objects are orphans."""
 
 ANY_AGE = timedelta(0)
 """In place of the 24 h: the objects of a test are new."""
@@ -37,6 +44,23 @@ def cleaned_job(url: str, storage: str) -> SyntheticJob:
     cleanup_job(job.catalog, job.name)
     unguarded(job, "UPDATE cairn.ownerships SET began_at = began_at - interval '1 day'")
     return job
+
+
+def lease_of(job: SyntheticJob) -> Lease:
+    """Returns the lease of a sweep whose plan is stored."""
+    lease = Lease(uuid4(), uuid4())
+    new = NewPlan(
+        job_id=job.job_id, action=MaintenanceAction.ORPHAN_SWEEP, plan={}, sha256="0" * 64
+    )
+    job.catalog.run("a plan", lambda c: store_plan(c, lease.run_id, new))
+    job.catalog.run("a lease", lambda c: take_lease(c, lease.run_id, lease.holder))
+    return lease
+
+
+def condemn(job: SyntheticJob) -> int:
+    """Commits the delete intents of what is due, and deletes nothing."""
+    lease = lease_of(job)
+    return job.catalog.run("condemning", lambda c: condemn_due(c, job.job_id, lease, most=100))
 
 
 def orphans_of(job: SyntheticJob) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -20,7 +20,6 @@ from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.quarantine import (
     Orphan,
     Place,
-    condemn_due,
     confirm_root,
     known_places,
     restore,
@@ -28,21 +27,28 @@ from cairn.catalog.cleanup.quarantine import (
 )
 from cairn.catalog.cleanup.snapshot import facts_of_job
 from cairn.catalog.cleanup.verification import KnownFile
-from cairn.errors import BadInputError, RefusedError, StorageError
+from cairn.catalog.maintenance.leases import take_lease
+from cairn.errors import BadInputError, FencedError, RefusedError, StorageError
 from cairn.layout import manifest_file, shared_file, task_manager_file
 from cairn.maintenance import deleter, find_orphans, orphan_spill
+from cairn.maintenance.actions import apply_plan, plan_action
 from cairn.maintenance.deleter import delete_quarantined
-from cairn.maintenance.orphans import Reason
+from cairn.maintenance.orphans import Clocks, Reason
+from cairn.maintenance.plans import pass_breakers
 from cairn.maintenance.sweep import sweep_job
 from cairn.ownership.objects import write_owner
 from cairn.ownership.take import take_over
 from cairn.storage import inventory_of
 from cairn.storage.inventory import FoundObject, KeyRange
 from cairn.storage.posix_inventory import PosixInventory
+from metastore.enums import MaintenanceAction
 from tests.databases import be_restored, copy_rows
 from tests.maintenance.sweeping import (
     ANY_AGE,
+    ANY_SHARE,
     cleaned_job,
+    condemn,
+    lease_of,
     let_time_pass,
     orphans_of,
     put,
@@ -56,7 +62,9 @@ from tests.ownership.test_two_metastores import another
 
 
 @pytest.fixture
-def job(metastore_url: str, tmp_storage: str) -> SyntheticJob:
+def job(metastore_url: str, tmp_storage: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
+    for name, value in ANY_SHARE.items():
+        monkeypatch.setenv(name, value)
     return cleaned_job(metastore_url, tmp_storage)
 
 
@@ -109,6 +117,7 @@ def test_a_dry_run_says_what_is_done_and_changes_nothing(
     assert (dump(job.url), job.objects()) == before
     assert (forecast.quarantined, forecast.deleted) == (1, len(orphans))
     done = swept(job)
+    # What is in quarantine is listed, too, by both.
     assert asdict(done) | {"dry_run": True, "removed_directories": 0} == asdict(forecast)
     assert quarantine(job)[more] == "QUARANTINED"
 
@@ -179,11 +188,9 @@ def test_what_gets_a_row_after_the_snapshot_is_not_set_aside(job: SyntheticJob) 
     known = job.catalog.run("reading", lambda c: known_places(c, job.job_id, places))
     assert [known[place].keeper for place in places] == [None, None]
     job.catalog.run("intent", lambda c: job.add_file(c, path, segments=1, seal=False))
+    lease, found = lease_of(job), [orphan(path), orphan(other)]
     counted = job.catalog.run(
-        "setting aside",
-        lambda c: set_aside(
-            c, job.job_id, uuid4(), [orphan(path), orphan(other)], quarantine_ms=1000
-        ),
+        "setting aside", lambda c: set_aside(c, job.job_id, lease, found, quarantine_ms=1000)
     )
     assert counted == (1, 100)
     assert quarantine(job) == {other: "QUARANTINED"}
@@ -198,8 +205,7 @@ def test_an_object_that_gets_a_row_leaves_the_quarantine(
     (root(job).parent / known).unlink()
     job.catalog.run("intent", lambda c: job.add_file(c, known, segments=1, seal=False))
     # Not even where a sweep has not looked at it yet.
-    condemned = job.catalog.run("condemning", lambda c: condemn_due(c, job.job_id, most=100))
-    assert condemned == len(orphans) - 1
+    assert condemn(job) == len(orphans) - 1
     assert swept(job).released == 1
     assert quarantine(job)[known] == "RELEASED"
     assert known in job.objects()
@@ -210,7 +216,7 @@ def test_a_row_that_appears_after_the_intent_keeps_the_object(
 ) -> None:
     swept(job)
     let_time_pass(job)
-    job.catalog.run("condemning", lambda c: condemn_due(c, job.job_id, most=100))
+    condemn(job)
     known = orphans[1]
     (root(job).parent / known).unlink()
     job.catalog.run("intent", lambda c: job.add_file(c, known, segments=1, seal=False))
@@ -230,7 +236,7 @@ def test_an_object_that_is_another_one_by_now_is_not_deleted(
     swept(job)
     let_time_pass(job)
     if when == "after the intent":
-        job.catalog.run("condemning", lambda c: condemn_due(c, job.job_id, most=100))
+        condemn(job)
     changed, same_size = orphans[1:3]
     (root(job).parent / changed).write_bytes(b"other bytes")
     (root(job).parent / same_size).write_bytes(same_size.encode())
@@ -275,7 +281,7 @@ def test_a_root_that_is_taken_over_after_the_intents_keeps_its_objects(
 ) -> None:
     swept(job)
     let_time_pass(job)
-    job.catalog.run("condemning", lambda c: condemn_due(c, job.job_id, most=100))
+    condemn(job)
     write_owner(job.store, job.job_id, another(2))
     with pytest.raises(RefusedError, match="is another one"):
         deleted_now(job)
@@ -459,7 +465,7 @@ def test_two_sweeps_that_set_aside_the_same_do_it_once(
             partial(
                 set_aside,
                 job_id=job.job_id,
-                run_id=uuid4(),
+                lease=lease_of(job),
                 orphans=[orphan(path)],
                 quarantine_ms=1000,
             ),
@@ -471,3 +477,67 @@ def test_two_sweeps_that_set_aside_the_same_do_it_once(
         "counting", lambda c: c.scalar(text("SELECT count(*) FROM cairn.quarantined_objects"))
     )
     assert rows == 1
+
+
+def test_a_sweep_that_has_lost_its_lease_sets_nothing_aside(
+    job: SyntheticJob, orphans: list[str]
+) -> None:
+    lease = lease_of(job)
+    unguarded(job, "UPDATE cairn.maintenance_runs SET leased_until = now() - interval '1 s'")
+    job.catalog.run("taking over", lambda c: take_lease(c, lease.run_id, uuid4()))
+    with pytest.raises(FencedError, match="another process has taken it over"):
+        job.catalog.run(
+            "late",
+            lambda c: set_aside(c, job.job_id, lease, [orphan(orphans[0])], quarantine_ms=1000),
+        )
+    assert quarantine(job) == {}
+
+
+@pytest.fixture
+def refused(job: SyntheticJob, orphans: list[str], monkeypatch: pytest.MonkeyPatch) -> UUID:
+    """The plan of a sweep of most of a root, of any age."""
+    for name in ANY_SHARE:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(Clocks, "is_old", lambda *_: True)
+    rows = dump(job.url)["quarantined_objects"]
+    with pytest.raises(RefusedError, match=r"a circuit breaker spoke.*7 files go and 6 stay.*--by"):
+        swept(job)
+    assert dump(job.url)["quarantined_objects"] == rows
+    [(run_id, status)] = job.execute(
+        "SELECT maintenance_run_id, status FROM cairn.maintenance_runs"
+        " WHERE action = 'orphan_sweep'"
+    )
+    assert status == "REFUSED"
+    return UUID(str(run_id))
+
+
+def test_a_sweep_of_most_of_a_root_waits_for_a_person(
+    job: SyntheticJob, orphans: list[str], refused: UUID
+) -> None:
+    pass_breakers(job.catalog, refused, ["share", "match-rate"], "jo")
+    assert apply_plan(job.catalog, refused)["quarantined"] == len(orphans)
+    assert apply_plan(job.catalog, refused)["quarantined"] == 0, "it was applied"
+    assert set(quarantine(job)) == set(orphans)
+
+
+def test_a_plan_that_was_passed_covers_no_more_than_it_says(
+    job: SyntheticJob, orphans: list[str], refused: UUID
+) -> None:
+    pass_breakers(job.catalog, refused, ["share", "match-rate"], "jo")
+    put(job.store, shared_file(job.job_id, 0, 2, str(uuid4())))
+    with pytest.raises(RefusedError, match=r"was of 7 objects .*now there are 8"):
+        apply_plan(job.catalog, refused)
+    assert quarantine(job) == {}
+
+
+def test_a_plan_of_a_sweep_says_what_it_would_do(
+    job: SyntheticJob, orphans: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Clocks, "is_old", lambda *_: True)
+    stored = plan_action(job.catalog, MaintenanceAction.ORPHAN_SWEEP, job.name)
+    assert stored is not None
+    assert (stored.files, stored.plan["orphans"]) == (len(orphans), len(orphans))
+    assert set(stored.plan["sample"]) == set(orphans)
+    assert quarantine(job) == {}
+    assert apply_plan(job.catalog, stored.run_id)["quarantined"] == len(orphans)
+    assert plan_action(job.catalog, MaintenanceAction.ORPHAN_SWEEP, job.name) is None

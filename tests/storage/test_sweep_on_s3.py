@@ -11,6 +11,7 @@ from cairn.maintenance.orphans import Reason
 from cairn.storage import open_store
 from cairn.storage.s3 import S3Store
 from tests.maintenance.sweeping import (
+    ANY_SHARE,
     cleaned_job,
     let_time_pass,
     orphans_of,
@@ -24,7 +25,8 @@ from tests.maintenance.synthetic import SyntheticJob
 
 @pytest.fixture
 def job(metastore_url: str, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
-    monkeypatch.setenv("CAIRN_STORAGES", moto_url)
+    for name, value in {**ANY_SHARE, "CAIRN_STORAGES": moto_url}.items():
+        monkeypatch.setenv(name, value)
     return cleaned_job(metastore_url, moto_url)
 
 

@@ -13,12 +13,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Text, Uuid, bindparam, func, text, update
+from sqlalchemy import ARRAY, Connection, Text, Uuid, bindparam, text
 
 from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.job.segments import read_one_instant
-from metastore.enums import FileStatus, MaintenanceStatus, QuarantineStatus
-from metastore.models import MaintenanceRun
+from cairn.catalog.maintenance.leases import renew_lease
+from metastore.enums import FileStatus, QuarantineStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,14 @@ class Condemned:
     size_bytes: int
     version: str
     modified_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a sweep writes under: its maintenance run, and the id of this process in it."""
+
+    run_id: UUID
+    holder: UUID
 
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid()))
@@ -210,6 +218,15 @@ _CONFIRM = text("""
       )
 """)
 
+_NOTE_SKIPPED = text("""
+    INSERT INTO cairn.maintenance_decisions (maintenance_run_id, job_id, decision, reason, objects)
+    VALUES (
+        :run_id, :job_id, 'SKIPPED',
+        'something keeps it, or another sweep has set it aside, since it was found', :objects
+    )
+    ON CONFLICT DO NOTHING
+""")
+
 _TRIM = text("""
     DELETE FROM cairn.quarantined_objects AS q USING cairn.jobs AS j
     WHERE q.job_id = :job_id
@@ -249,19 +266,23 @@ def known_places(
 def set_aside(
     connection: Connection,
     job_id: str,
-    run_id: UUID,
+    lease: Lease,
     orphans: Sequence[Orphan],
     *,
     quarantine_ms: int,
 ) -> tuple[int, int]:
-    """Puts orphans into quarantine that nothing keeps now, under the job's lock.
+    """Puts orphans into quarantine that nothing keeps now, under the job's lock and the lease.
 
     Returns their number and bytes. Doing it again changes nothing.
+
+    Raises:
+        FencedError: this process does not hold the lease any more.
     """
     # Under the lock no intent is added in between.
     lock_job(connection, job_id, exclusive=True)
+    renew_lease(connection, lease.run_id, lease.holder)
     given = [_row_of(one) for one in orphans]
-    values = {"job_id": job_id, "run_id": run_id, "quarantine_ms": quarantine_ms}
+    values = {"job_id": job_id, "run_id": lease.run_id, "quarantine_ms": quarantine_ms}
     connection.execute(_SET_ASIDE, {**values, "orphans": json.dumps(given)})
     ids = [one.quarantine_id for one in orphans]
     counted = connection.execute(_COUNT, {"job_id": job_id, "ids": ids}).one()
@@ -283,12 +304,16 @@ def total_due(connection: Connection, job_id: str) -> tuple[int, int]:
     return objects, size_bytes
 
 
-def condemn_due(connection: Connection, job_id: str, *, most: int) -> int:
+def condemn_due(connection: Connection, job_id: str, lease: Lease, *, most: int) -> int:
     """Commits the delete intents of up to `most` objects whose time is over and that nothing keeps.
 
-    Under the job's lock. Returns how many.
+    Under the job's lock and the lease. Returns how many.
+
+    Raises:
+        FencedError: this process does not hold the lease any more.
     """
     lock_job(connection, job_id, exclusive=True)
+    renew_lease(connection, lease.run_id, lease.holder)
     return connection.execute(_CONDEMN, {"job_id": job_id, "most": most}).rowcount
 
 
@@ -330,16 +355,10 @@ def record_swept(
     return len(sizes), sum(sizes)
 
 
-def finish_sweep(connection: Connection, run_id: UUID, result: Mapping[str, Any]) -> None:
-    """Makes the plan of a sweep APPLIED, with what it came to."""
-    connection.execute(
-        update(MaintenanceRun)
-        .where(
-            MaintenanceRun.maintenance_run_id == run_id,
-            MaintenanceRun.status == MaintenanceStatus.PLANNED,
-        )
-        .values(status=MaintenanceStatus.APPLIED, result=dict(result), finished_at=func.now())
-    )
+def note_skipped(connection: Connection, job_id: str, lease: Lease, objects: int) -> None:
+    """Records how many orphans of a plan were not set aside. Again: changes nothing."""
+    values = {"job_id": job_id, "run_id": lease.run_id, "objects": objects}
+    connection.execute(_NOTE_SKIPPED, values)
 
 
 def restore(connection: Connection, job_id: str, paths: Sequence[str]) -> list[str]:
