@@ -98,6 +98,14 @@ def jobs(tenants: Tenants, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"x")
         cleanup_job(Catalog(tenants.login(tenant, "cairn_maintainer")), job.name)
+        quarantine = (
+            "INSERT INTO cairn.quarantined_objects (quarantine_id, job_id, path, reason, size_bytes,"
+            " version, modified_at, maintenance_run_id, quarantined_until) VALUES"
+            f" (gen_random_uuid(), '{job.job_id}', '{job.job_id}/a', 'a test', 1, '1', now(),"
+            " gen_random_uuid(), now() + INTERVAL '7 days')"
+        )
+        sweeper = Catalog(tenants.login(tenant, "cairn_maintainer"))
+        sweeper.run("setting aside", lambda c: c.execute(text(quarantine)))  # noqa: B023
     return made
 
 
