@@ -122,6 +122,7 @@ def test_a_checkpoint_with_a_group_commit_or_a_pin_is_not_deleted(rows: Rows) ->
     assert delete(rows, "pins") == 1
     with pytest.raises(IntegrityError, match="fk_group_commits__job_id_checkpoint_id"):
         delete_checkpoint(rows, 1)
+    assert_refused(rows, "group_commits", "which is not LIVE")
     change(rows, "group_commits", "status = 'DEAD'")
     assert delete(rows, "group_commits") == 1
     assert delete_checkpoint(rows, 1) == 1
