@@ -30,6 +30,7 @@ def test_all_dag_files_import(facts: Facts) -> None:
     assert set(facts["dags"]) == {
         "drop_job",
         "metastore_housekeeping",
+        "orphan_sweep",
         "scrub",
         "subsumption_cleanup",
     }

@@ -99,8 +99,8 @@ def jobs(tenants: Tenants, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             file.write_bytes(b"x")
         cleanup_job(Catalog(tenants.login(tenant, "cairn_maintainer")), job.name)
         quarantine = (
-            "INSERT INTO cairn.quarantined_objects (quarantine_id, job_id, path, reason, size_bytes,"
-            " version, modified_at, maintenance_run_id, quarantined_until) VALUES"
+            "INSERT INTO cairn.quarantined_objects (quarantine_id, job_id, path, reason,"
+            " size_bytes, version, modified_at, maintenance_run_id, quarantined_until) VALUES"
             f" (gen_random_uuid(), '{job.job_id}', '{job.job_id}/a', 'a test', 1, '1', now(),"
             " gen_random_uuid(), now() + INTERVAL '7 days')"
         )

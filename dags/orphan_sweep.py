@@ -1,0 +1,115 @@
+"""Finds what lies in storage and nothing keeps, sets it aside, and deletes it a week later.
+
+For each job, all below its root is listed and compared with the metastore. An orphan is an object
+without a row, one that appeared after its row was DELETED, an unfinished write, or an unfinished
+multipart upload. It becomes a row of `cairn.quarantined_objects`, and stays where it is. Those that
+were set aside `quarantine days` ago by an earlier run are deleted now, if they are the same objects
+still and nobody took them out. Directories that are empty and nobody's are removed.
+
+**It never** touches what is younger than 24 hours, has a row that is not DELETED, or has a name
+that nothing of Cairn's has; the owner object of a root; a root of another metastore; or what lay there
+before this metastore took the root over, unless somebody has confirmed that it may go
+(`cairn sweep JOB --confirm`). If the clocks of the storage and the database differ by more than 5
+minutes, it changes nothing. Nothing is deleted without a row that was committed before.
+
+It may run at any time, beside the jobs and the cleanup, twice at once, and again after a crash.
+Weekly, because it lists every object.
+
+## Before the first run
+* The workers' environment has `CAIRN_METASTORE`, `CAIRN_STORAGES` and what the storage needs, and
+  the pool `cairn_maintenance` exists, as for the Dag `subsumption_cleanup`.
+
+## Trigger form
+| field | meaning |
+|---|---|
+| job | one job's name; empty: all jobs |
+| quarantine days | how long what is found now is kept |
+| dry run | report what would be set aside and deleted, and change nothing |
+
+A run that is given any other param fails and changes nothing.
+
+## Reading the result
+One `sweep` task a job, named after it; its return value and last log line are the report: `kept`
+counts by reason what stays, `unknown` names some of what has a strange name. `failed_deletes`
+above 0 fails the task, which is retried. **A task that fails at once, without a retry, was
+refused.** If a circuit breaker spoke, because most of a root would go, or little of it has rows,
+nothing was changed, and the log has the command by which a person lets it pass. `summarise` returns
+the sums.
+
+Next: `cairn quarantine list JOB` shows what is set aside and until when;
+`cairn quarantine restore JOB PATH` takes it out, for good.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+
+from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
+from cairn.airflow_ext.orphan_sweep import sweep_one
+from cairn.airflow_ext.pools import MAINTENANCE_POOL
+
+
+@dag(
+    dag_id="orphan_sweep",
+    dag_display_name="Cairn: orphan sweep",
+    doc_md=__doc__,
+    schedule="41 4 * * 0",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    dagrun_timeout=timedelta(hours=23),
+    tags=["cairn", "maintenance"],
+    default_args={
+        "owner": "cairn",
+        "retries": 2,
+        "retry_delay": timedelta(minutes=1),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=15),
+        "execution_timeout": timedelta(hours=20),
+    },
+    params={
+        "job": Param(
+            None,
+            type=["null", "string"],
+            title="Job",
+            description_md="Name of the one job to sweep. Empty: **all** jobs of the metastore.",
+        ),
+        "quarantine_days": Param(
+            7,
+            type="integer",
+            minimum=1,
+            maximum=3650,
+            title="Quarantine days",
+            description_md="How long what is found now is kept before a later run deletes it.",
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description_md="Report what would be set aside and deleted, and change **nothing**. "
+            "Off by default, because scheduled runs take the defaults.",
+        ),
+    },
+)
+def orphan_sweep() -> None:
+    """Lists the jobs, sweeps each in a mapped task and adds up the results."""
+
+    @task
+    def list_jobs() -> list[str]:
+        return jobs_to_clean(params_of_run()["job"])
+
+    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
+    def sweep(job: str) -> dict[str, Any]:
+        return sweep_one(job, params_of_run())
+
+    @task(trigger_rule="none_failed")
+    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
+        return total(reports)
+
+    summarise(sweep.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+
+
+orphan_sweep()
