@@ -85,6 +85,17 @@ def test_last_is_the_greatest_suffix_that_is_there(committed: DictState) -> None
     assert entries.last() is None
 
 
+def test_a_cleared_collection_has_nothing_of_what_is_committed(committed: DictState) -> None:
+    committed.entries = {b"p1": b"old", b"q1": b"old"}
+    overlay = Overlay(committed)
+    entries = overlay.under(b"p")
+    entries.clear()
+    assert (entries.get(b"1"), list(entries.scan())) == (None, [])
+    entries.put(b"2", b"new")
+    assert (entries.get(b"2"), entries.get(b"1")) == (b"new", None)
+    assert overlay.under(b"q").get(b"1") == b"old"
+
+
 def test_changes_are_sorted_with_a_prefix_delete_before_what_is_put_under_it(
     committed: DictState,
 ) -> None:
