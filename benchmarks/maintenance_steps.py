@@ -20,6 +20,7 @@ from benchmarks.metastore_shape import History, JobRef
 from benchmarks.stub_s3 import StubS3
 from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.cleanup.snapshot import read_snapshot
+from cairn.maintenance.breakers import RATE_VARIABLE
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.deleter import Deleted, delete_condemned
 from cairn.maintenance.storages import open_allowed
@@ -257,5 +258,6 @@ def _delete(url: str, name: str) -> tuple[float, Deleted]:
 
 
 def allow(*storages: str) -> None:
-    """Lets the maintenance of this process and those after it delete below storages."""
+    """Lets the maintenance of this process and those after it delete below storages, at any pace."""
     os.environ["CAIRN_STORAGES"] = " ".join(storages)
+    os.environ[RATE_VARIABLE] = "1000000"
