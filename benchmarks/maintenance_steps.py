@@ -258,6 +258,6 @@ def _delete(url: str, name: str) -> tuple[float, Deleted]:
 
 
 def allow(*storages: str) -> None:
-    """Lets the maintenance of this process and those after it delete below storages, at any pace."""
+    """Lets this process and those that it starts delete below storages, at any pace."""
     os.environ["CAIRN_STORAGES"] = " ".join(storages)
     os.environ[RATE_VARIABLE] = "1000000"

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, DateTime, Row, ScalarSelect, func, select
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    DateTime,
+    Row,
+    ScalarSelect,
+    Text,
+    bindparam,
+    func,
+    select,
+    text,
+)
 
 from cairn.catalog.job.fencing import lock_job
 from cairn.errors import BadInputError, did_you_mean
@@ -57,3 +69,31 @@ def unknown_job(name: str, known: Sequence[str]) -> BadInputError:
     """Returns the error for a job that the metastore does not have."""
     there = f"there are: {', '.join(known)}" if known else "there are none yet"
     return BadInputError(f"no job {name!r}; {did_you_mean(name, known)}{there}")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJobs:
+    """Who asked which metastore, and which of some jobs there are, without those being deleted."""
+
+    asker: str
+    job_ids: frozenset[str]
+
+
+_KNOWN = text("""
+    SELECT
+        concat_ws(' ', m.metastore_id, cairn.database_id(), session_user) AS asker,
+        ARRAY(
+            SELECT j.job_id FROM cairn.jobs AS j
+            WHERE j.job_id = ANY (:job_ids) AND j.dropped_at IS NULL
+        ) AS job_ids
+    FROM cairn.metastore AS m
+""").bindparams(bindparam("job_ids", type_=ARRAY(Text())))
+
+
+def known_jobs(connection: Connection, job_ids: Sequence[str]) -> KnownJobs:
+    """Returns which jobs there are, as this login sees them.
+
+    Another login may see other jobs, and so does another metastore: both are in `asker`.
+    """
+    row = connection.execute(_KNOWN, {"job_ids": list(job_ids)}).one()
+    return KnownJobs(row.asker, frozenset(row.job_ids))

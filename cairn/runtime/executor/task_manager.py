@@ -24,6 +24,7 @@ from cairn.errors import FencedError
 from cairn.handles import DirectoryHandle
 from cairn.layout import task_manager_directory
 from cairn.locks import lock
+from cairn.runtime.executor.left_state import remove_left_state
 from cairn.runtime.executor.private_files import (
     FILE_MODE,
     disk_errors,
@@ -152,6 +153,14 @@ class TaskManager:
                 _log.info("older run fenced, its local directory removed", extra=facts)
                 # A task of that run may still be writing here; the next batch removes the rest.
                 shutil.rmtree(old, ignore_errors=True)
+        self._remove_left_state(start)
+
+    def _remove_left_state(self, start: BatchStart) -> None:
+        """Removes what other parallelisms and dropped jobs have left, once in each run."""
+        is_confirmed = start.parent is not None and start.parent.run_id == self.run.run_id
+        done = self.directory / "left-state-removed"
+        if is_confirmed and not done.exists() and remove_left_state(self.run, self.job_directory):
+            done.touch(FILE_MODE)
 
 
 def _lacking(start: BatchStart, subtasks: Sequence[int] | None) -> list[int]:
