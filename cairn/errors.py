@@ -8,6 +8,7 @@ CairnError
 │   └── MetastoreError       Postgres
 ├── RefusedError             refused to keep state safe; never retried
 │   └── FencedError          a newer run of the job has taken over
+├── ReplacedError            what a change stands on was replaced meanwhile; make it anew
 ├── CorruptSegmentError      bytes read back are not the bytes that were written
 └── OutcomeUnknownError      the call may or may not have taken effect; look before trying again
 """
@@ -29,6 +30,7 @@ __all__ = [
     "MetastoreError",
     "OutcomeUnknownError",
     "RefusedError",
+    "ReplacedError",
     "StorageError",
     "StoreFailedError",
     "cause_of",
@@ -104,6 +106,15 @@ class RefusedError(CairnError):
 
 class FencedError(RefusedError):
     """A newer run of the job has taken over; this one changes nothing any more."""
+
+
+class ReplacedError(CairnError):
+    """Somebody else has replaced what a change was made from, so it was not made.
+
+    Nothing has failed: the same call makes it from what is there now.
+    """
+
+    retryable = True
 
 
 class CorruptSegmentError(CairnError):

@@ -48,6 +48,16 @@ def task_manager_file(job_id: str, tm_id: str, file_id: str) -> str:
     return f"{task_manager_directory(job_id, tm_id)}/{file_id}.seg"
 
 
+def maintenance_directory(job_id: str, maintenance_run_id: str) -> str:
+    """Returns the directory of one maintenance run: files that it writes for the job."""
+    return f"{job_id}/maintenance/{maintenance_run_id}"
+
+
+def maintenance_file(job_id: str, maintenance_run_id: str, file_id: str) -> str:
+    """Returns the path of a physical file in a maintenance run's directory."""
+    return f"{maintenance_directory(job_id, maintenance_run_id)}/{file_id}.seg"
+
+
 def exclusive_file(job_id: str, checkpoint_id: int, subtask: int, file_id: str) -> str:
     """Returns the path of a physical file with one segment, which is of that checkpoint's state."""
     return f"{job_id}/exclusive/{checkpoint_id}-{subtask}-{file_id}.seg"

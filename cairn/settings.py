@@ -13,6 +13,7 @@ from cairn.errors import BadInputError, did_you_mean
 from cairn.keygroups import MAX_PARALLELISM
 from cairn.printable import is_printable
 from cairn.units import parse_duration_ms, parse_size_bytes
+from metastore.enums import MaterializedBy
 
 ADAPTIVE = "adaptive"
 """The value of what Cairn finds out by itself."""
@@ -20,6 +21,7 @@ ADAPTIVE = "adaptive"
 FILE_RETENTION_MS = 3_600_000
 """A metastore that is restored from a backup of the last hour finds all objects that it needs."""
 
+MATERIALIZE_INTERVAL_MS = 600_000
 HISTORY_RETENTION_MS = 7 * 86_400_000
 HISTORY_MAX_CHECKPOINTS = 500_000
 """So that the metastore of a job with a batch a second stays small (docs/sizing.md)."""
@@ -38,7 +40,10 @@ class Settings:
     manifest_interval: int | None = None
     """In checkpoints; 0: none; None: adaptive."""
     materialize_enabled: bool = True
-    materialize_interval_ms: int = 600_000
+    materialize_interval_ms: int = MATERIALIZE_INTERVAL_MS
+    materialized_by: MaterializedBy = MaterializedBy.STREAM
+    materialize_anyway_ms: int = 3_600_000
+    """Where the maintenance materializes, how old bases get before the stream does it itself."""
     materialize_max_failures: int = 3
     preemptive_persist_bytes: int = 5 << 20
     persist_delay_ms: int = 100
@@ -66,6 +71,16 @@ class Settings:
     def local_directory(self) -> Path:
         """The directory for local state on this machine; ask on the executor, not on the driver."""
         return Path(self.local_dir or platformdirs.user_cache_dir("cairn"))
+
+    @property
+    def materializer(self) -> MaterializedBy:
+        """Who materializes the job; the maintenance does not where nobody is to."""
+        return self.materialized_by if self.materialize_enabled else MaterializedBy.STREAM
+
+    @property
+    def is_left_to_maintenance(self) -> bool:
+        """Whether the stream materializes only where the maintenance is late."""
+        return self.materializer is MaterializedBy.MAINTENANCE
 
     @property
     def merges_files_across(self) -> bool:
@@ -199,6 +214,16 @@ OPTIONS: dict[str, tuple[str, Callable[[object], object], str]] = {
     ),
     "cairn.changelog.periodic-materialize.interval": (
         "materialize_interval_ms",
+        _duration_ms(1),
+        f"{_DURATION}, at least 1 ms",
+    ),
+    "cairn.changelog.periodic-materialize.by": (
+        "materialized_by",
+        lambda value: MaterializedBy(_one_of(*MaterializedBy)(value)),
+        " or ".join(MaterializedBy),
+    ),
+    "cairn.changelog.periodic-materialize.anyway-after": (
+        "materialize_anyway_ms",
         _duration_ms(1),
         f"{_DURATION}, at least 1 ms",
     ),

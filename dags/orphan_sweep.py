@@ -7,8 +7,8 @@ were set aside `quarantine days` ago by an earlier run are deleted now, if they 
 still and nobody took them out. Directories that are empty and nobody's are removed.
 
 **It never** touches what is younger than 24 hours, has a row that is not DELETED, or has a name
-that nothing of Cairn's has; the owner object of a root; a root of another metastore; or what lay there
-before this metastore took the root over, unless somebody has confirmed that it may go
+that nothing of Cairn's has; the owner object of a root; a root of another metastore; or what lay
+there before this metastore took the root over, unless somebody has confirmed that it may go
 (`cairn sweep JOB --confirm`). If the clocks of the storage and the database differ by more than 5
 minutes, it changes nothing. Nothing is deleted without a row that was committed before.
 

@@ -130,6 +130,15 @@ class QuarantineStatus(StrEnum):
     """It was no orphan any more, gone, or another object."""
 
 
+class MaterializedBy(StrEnum):
+    """Who compacts the changelogs of a job."""
+
+    STREAM = "stream"
+    """The processes of its executors."""
+    MAINTENANCE = "maintenance"
+    """The platform; a stream only where that is late."""
+
+
 class StateKind(StrEnum):
     """The kinds of state variable: three by key, and lists of a subtask."""
 
@@ -175,6 +184,8 @@ class Scope(StrEnum):
     """Merged within one subtask; may serve many checkpoints."""
     TASK_MANAGER = "taskmanager"
     """Merged across the subtasks of one executor."""
+    MAINTENANCE = "maintenance"
+    """Written by one maintenance run, merged across subtasks."""
 
 
 class HeldBy(StrEnum):

@@ -10,6 +10,7 @@ _NUMBER = "[0-9]{1,19}"
 _NAME = "[A-Za-z0-9_-]{1,100}"
 _SUBTASK = f"shared/subtask-{_NUMBER}-{_NUMBER}"
 _TASK_MANAGER = f"taskmanager-owned/{_NAME}"
+_MAINTENANCE = f"maintenance/{_UUID}"
 
 JOB_ID_FORM = "job_id ~ '^[a-z0-9][a-z0-9-]{0,39}-[0-9a-f]{8}$'"
 
@@ -25,9 +26,9 @@ def _below_job(form: str) -> str:
     return f"starts_with(path, job_id || '/') AND substr(path, length(job_id) + 2) ~ '^({form})$'"
 
 
-DIRECTORY_FORM = _below_job(f"{_SUBTASK}|{_TASK_MANAGER}")
+DIRECTORY_FORM = _below_job(f"{_SUBTASK}|{_TASK_MANAGER}|{_MAINTENANCE}")
 FILE_FORM = _below_job(
-    f"({_SUBTASK}|{_TASK_MANAGER})/{_UUID}[.]seg"
+    f"({_SUBTASK}|{_TASK_MANAGER}|{_MAINTENANCE})/{_UUID}[.]seg"
     f"|exclusive/{_NUMBER}-{_NUMBER}-{_UUID}[.]seg"
     f"|chk-{_NUMBER}/_metadata"
 )

@@ -29,6 +29,7 @@ from metastore.enums import (
     DirectoryStatus,
     FileStatus,
     MaintenanceStatus,
+    MaterializedBy,
     PinKind,
     Scope,
     SegmentStatus,
@@ -92,6 +93,8 @@ class Job(Base):
             "history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000",
             name="history_long_enough",
         ),
+        one_of("materialized_by", MaterializedBy),
+        CheckConstraint("materialize_interval_ms > 0", name="materialize_interval_sane"),
     )
     job_id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
@@ -116,6 +119,11 @@ class Job(Base):
     """How long rows stay that nothing needs any more."""
     history_max_checkpoints: Mapped[int] = mapped_column(server_default="500000")
     """Rows of so many of the newest checkpoints stay so long; those of older ones do not."""
+    materialized_by: Mapped[MaterializedBy] = mapped_column(
+        enum_of(MaterializedBy), server_default=MaterializedBy.STREAM
+    )
+    materialize_interval_ms: Mapped[int] = mapped_column(server_default="600000")
+    """How old the newest bases of a subtask get before its changelog is compacted."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     former_name: Mapped[str | None]
     """Of a job that was dropped; its name is its id then, so that another one may have this."""
@@ -127,6 +135,7 @@ class Run(Base):
     """One row per start of a job's query: registered when the plan is built."""
 
     __tablename__ = "runs"
+    __table_args__ = (one_of("materialized_by", MaterializedBy),)
     job_id: Mapped[str] = mapped_column(ForeignKey(Job.job_id), primary_key=True)
     epoch: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[UUID] = mapped_column(unique=True)
@@ -150,6 +159,8 @@ class Run(Base):
     history_max_checkpoints: Mapped[int | None]
     open_file_bytes: Mapped[int | None]
     """A file of it that is smaller may be continued by a later checkpoint; null: none is."""
+    materialized_by: Mapped[MaterializedBy | None] = mapped_column(enum_of(MaterializedBy))
+    materialize_interval_ms: Mapped[int | None]
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     """When its first batch began."""

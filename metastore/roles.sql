@@ -47,7 +47,8 @@ GRANT SELECT, INSERT ON
     cairn.materializations
     TO cairn_writer;
 GRANT UPDATE (query_id, current_epoch, next_checkpoint_id, time_mode, num_retained,
-              file_retention_ms, keeps_manifest, history_retention_ms, history_max_checkpoints)
+              file_retention_ms, keeps_manifest, history_retention_ms, history_max_checkpoints,
+              materialized_by, materialize_interval_ms)
     ON cairn.jobs TO cairn_writer;
 GRANT UPDATE (query_id, started_at, seen_at, ended_at) ON cairn.runs TO cairn_writer;
 GRANT UPDATE (value_schema, dropped_at) ON cairn.state_variables TO cairn_writer;
@@ -78,6 +79,13 @@ GRANT UPDATE (status, unclaimed_at, deleted_at) ON cairn.directories TO cairn_ma
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
 GRANT INSERT ON cairn.maintenance_runs, cairn.maintenance_decisions, cairn.deletions
     TO cairn_maintainer;
+-- What a fold or a compaction writes, and what that replaces.
+GRANT INSERT ON
+    cairn.physical_files, cairn.directories, cairn.placed_segments, cairn.materializations
+    TO cairn_maintainer;
+GRANT UPDATE (size_bytes, sealed_at) ON cairn.physical_files TO cairn_maintainer;
+GRANT UPDATE (epoch, claimed_at) ON cairn.directories TO cairn_maintainer;
+GRANT UPDATE (released_checkpoint) ON cairn.placed_segments TO cairn_maintainer;
 GRANT UPDATE (status, result, finished_at, holder, leased_until, breakers, passed_by, passed_at)
     ON cairn.maintenance_runs TO cairn_maintainer;
 GRANT UPDATE (objects) ON cairn.maintenance_decisions TO cairn_maintainer;

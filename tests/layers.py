@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cairn.runtime": BASICS
     | {"cairn.locks", "cairn.storage", "cairn.state", "cairn.segments"}
     | {"cairn.catalog", "cairn.ownership", "cairn.savepoints"},
-    "cairn.maintenance": BASICS | {"cairn.storage", "cairn.catalog", "cairn.ownership"},
+    "cairn.maintenance": BASICS
+    | {"cairn.storage", "cairn.segments", "cairn.catalog", "cairn.ownership"},
     "cairn": BASICS | {"cairn.runtime"},
     "cairn.cli": BASICS
     | {"cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}

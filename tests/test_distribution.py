@@ -119,6 +119,7 @@ def test_users_import_the_job_and_the_errors() -> None:
         "MetastoreError",
         "OutcomeUnknownError",
         "RefusedError",
+        "ReplacedError",
         "StorageError",
         "StoreFailedError",
         "cause_of",

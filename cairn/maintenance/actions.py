@@ -9,7 +9,7 @@ from uuid import UUID
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.maintenance.plans import StoredPlan
 from cairn.errors import RefusedError
-from cairn.maintenance import cleanup, sweep
+from cairn.maintenance import cleanup, materialization, sweep
 from cairn.maintenance.plans import Action, read, refuse_spoken, store
 from cairn.maintenance.progress import Progress, silent
 from metastore.enums import MaintenanceAction, MaintenanceStatus
@@ -17,6 +17,9 @@ from metastore.enums import MaintenanceAction, MaintenanceStatus
 ACTIONS: Mapping[MaintenanceAction, Action] = {
     MaintenanceAction.SUBSUMPTION: Action(cleanup.plan_cleanup, cleanup.apply_cleanup),
     MaintenanceAction.ORPHAN_SWEEP: Action(sweep.plan_sweep, sweep.apply_sweep),
+    MaintenanceAction.MATERIALIZATION: Action(
+        materialization.plan_folds, materialization.apply_folds
+    ),
 }
 
 

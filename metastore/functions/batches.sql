@@ -272,7 +272,10 @@ BEGIN
         file_retention_ms = coalesce(run.file_retention_ms, j.file_retention_ms),
         keeps_manifest = coalesce(run.keeps_manifest, j.keeps_manifest),
         history_retention_ms = coalesce(run.history_retention_ms, j.history_retention_ms),
-        history_max_checkpoints = coalesce(run.history_max_checkpoints, j.history_max_checkpoints)
+        history_max_checkpoints = coalesce(run.history_max_checkpoints, j.history_max_checkpoints),
+        materialized_by = coalesce(run.materialized_by, j.materialized_by),
+        materialize_interval_ms
+            = coalesce(run.materialize_interval_ms, j.materialize_interval_ms)
     WHERE j.job_id = run.job_id;
     INSERT INTO cairn.state_variables (
         job_id, state_id, name, kind, value_schema, user_key_schema, has_ttl

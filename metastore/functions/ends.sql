@@ -18,5 +18,8 @@ BEGIN
       AND r.seen_at < now() - INTERVAL '15 minutes';
     UPDATE cairn.directories AS d
     SET status = 'CLAIMED', claimed_at = now(), unclaimed_at = NULL, deleted_at = NULL
-    WHERE d.job_id = job AND d.epoch = run_epoch AND d.status <> 'CLAIMED';
+    WHERE d.job_id = job
+      AND d.epoch = run_epoch
+      AND d.status <> 'CLAIMED'
+      AND d.scope <> 'maintenance';
 END $$;

@@ -120,3 +120,15 @@ BEGIN
     SET status = new_status, result = of_result, finished_at = now()
     WHERE m.maintenance_run_id = run;
 END $$;
+
+-- Whether somebody holds the lease of a maintenance run, and so may write its files and seal them. No
+-- plain expression: few files have a run, and a plan for many would read all runs.
+CREATE OR REPLACE FUNCTION cairn.is_leased(run uuid) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM FROM cairn.maintenance_runs AS m
+    WHERE m.maintenance_run_id = run
+      AND m.status = 'RUNNING'
+      AND m.leased_until > clock_timestamp();
+    RETURN FOUND;
+END $$;

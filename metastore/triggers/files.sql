@@ -73,3 +73,20 @@ END $$;
 
 CREATE OR REPLACE TRIGGER guard BEFORE INSERT OR UPDATE ON cairn.physical_files FOR EACH ROW
 EXECUTE FUNCTION cairn.guard_file();
+
+-- Who maintains writes files of maintenance runs, and not a job's.
+CREATE OR REPLACE FUNCTION cairn.refuse_file_of_no_run() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'CA009', MESSAGE =
+        'physical_files: ' || current_user || ' may write files of maintenance runs only ['
+        || cairn.about(to_jsonb(NEW)) || ']';
+END $$;
+
+-- In the condition, which costs the job's own transactions no call of a function in SQL.
+CREATE OR REPLACE TRIGGER guard_the_jobs BEFORE INSERT ON cairn.physical_files FOR EACH ROW
+WHEN (
+    NEW.maintenance_run_id IS NULL
+    AND NOT has_column_privilege(CAST('cairn.physical_files' AS regclass), 'created_at', 'UPDATE')
+)
+EXECUTE FUNCTION cairn.refuse_file_of_no_run();

@@ -29,6 +29,8 @@ SELECT
         WHEN f.status = 'CONDEMNED'
             THEN 'condemned: deletion asked for, tried ' || d.attempts || ' times'
                 || coalesce(', last error: ' || d.last_error, '')
+        WHEN f.status = 'WRITING' AND f.maintenance_run_id IS NOT NULL
+            THEN 'write intent of maintenance run ' || f.maintenance_run_id || ': not sealed yet'
         WHEN f.status = 'WRITING' THEN 'write intent of run ' || f.epoch || ': not sealed yet'
         WHEN f.live_segments = 0 THEN 'nothing in it is live: the next cleanup condemns it'
         WHEN n.oldest_checkpoint = n.newest_checkpoint

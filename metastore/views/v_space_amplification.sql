@@ -3,7 +3,8 @@
 --   (their size), live_bytes (of segments that some checkpoint may need), waiting_bytes (of
 --   condemned ones that wait until `cairn.file-retention` is over), dead_bytes (physical - live), ratio (physical without
 --   waiting over live; null when nothing is live); by scope: shared_physical_bytes,
---   shared_live_bytes, taskmanager_physical_bytes, taskmanager_live_bytes.
+--   shared_live_bytes, taskmanager_physical_bytes, taskmanager_live_bytes,
+--   maintenance_physical_bytes, maintenance_live_bytes.
 -- Read by: dashboards, and by people who decide whether to clean up or compact.
 CREATE OR REPLACE VIEW cairn.v_space_amplification AS
 SELECT
@@ -32,7 +33,11 @@ FROM (
         CAST(coalesce(sum(f.size_bytes) FILTER (WHERE f.scope = 'taskmanager'), 0) AS bigint)
             AS taskmanager_physical_bytes,
         CAST(coalesce(sum(f.live_bytes) FILTER (WHERE f.scope = 'taskmanager'), 0) AS bigint)
-            AS taskmanager_live_bytes
+            AS taskmanager_live_bytes,
+        CAST(coalesce(sum(f.size_bytes) FILTER (WHERE f.scope = 'maintenance'), 0) AS bigint)
+            AS maintenance_physical_bytes,
+        CAST(coalesce(sum(f.live_bytes) FILTER (WHERE f.scope = 'maintenance'), 0) AS bigint)
+            AS maintenance_live_bytes
     FROM cairn.jobs AS j
     LEFT JOIN cairn.physical_files AS f
         ON f.job_id = j.job_id AND f.status IN ('SEALED', 'CONDEMNED')

@@ -21,6 +21,8 @@ SELECT
         WHEN f.job_id IN (SELECT jobs.job_id FROM cairn.jobs WHERE jobs.dropped_at IS NOT NULL)
             THEN 'its job was dropped'
         WHEN f.status = 'SEALED' THEN 'sealed, and holds no live segment'
+        WHEN f.maintenance_run_id IS NOT NULL
+            THEN 'its maintenance run is over, or has lost its lease'
         WHEN f.epoch < (SELECT jobs.current_epoch FROM cairn.jobs WHERE jobs.job_id = f.job_id)
             THEN 'its writer, run ' || f.epoch || ', was replaced and can never seal it'
         WHEN right(f.path, 10) <> '/_metadata' AND EXISTS (
@@ -55,8 +57,15 @@ WHERE f.status <> 'DELETED'
         -- As a list, which is read once. What is WRITING is of a run that was replaced.
         OR f.job_id IN (SELECT jobs.job_id FROM cairn.jobs WHERE jobs.dropped_at IS NOT NULL)
     ))
+    -- Whatever runs of the job begin meanwhile: its maintenance run alone may seal it.
     OR (
         f.status = 'WRITING'
+        AND f.maintenance_run_id IS NOT NULL
+        AND NOT cairn.is_leased(f.maintenance_run_id)
+    )
+    OR (
+        f.status = 'WRITING'
+        AND f.maintenance_run_id IS NULL
         AND (
             f.epoch < (SELECT jobs.current_epoch FROM cairn.jobs WHERE jobs.job_id = f.job_id)
             OR (

@@ -112,7 +112,12 @@ def test_the_last_materialization_of_each_kind_stays(steps: Steps) -> None:
     steps.run(lambda c: record_start(c, batch, 0, failed))
     steps.run(lambda c: record_end(c, failed, None, "the store said no"))
     increment = Materialized(
-        kind=SegmentKind.KEYED_INCREMENT, as_of_checkpoint=1, segments=1, entries=1, size_bytes=1
+        kind=SegmentKind.KEYED_INCREMENT,
+        as_of_checkpoint=1,
+        segments=1,
+        entries=1,
+        size_bytes=1,
+        base_bytes=1,
     )
     for made in (uuid4(), uuid4()):
         steps.run(partial(record_start, batch=batch, subtask=0, materialization_id=made))

@@ -19,6 +19,7 @@ from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.directories import given_up_directories, record_removed
 from cairn.catalog.job.materializations import (
     Materialized,
+    Replay,
     install,
     record_end,
     record_start,
@@ -55,6 +56,7 @@ LIVE = LIVE_BATCHES * COMMITS
 BASES = PARALLELISM
 FILES = LIVE + BASES
 OWN = range_of(7, PARALLELISM, MAX_PARALLELISM)
+NOTHING = Replay(lineage=None, bases=[], changes=[], is_based=True)
 
 Work = Callable[[Connection], object]
 Prepare = Callable[[LargeJob, Connection], Work]
@@ -129,7 +131,7 @@ def installation_of_a_base(job: LargeJob, connection: Connection) -> Work:
 def installation_of_an_increment(job: LargeJob, connection: Connection) -> Work:
     job.begin(connection)
     increment = job.base(connection, SegmentKind.KEYED_INCREMENT)
-    return partial(install, batch=job.batch(), subtask=7, segments=[increment], replaced=[])
+    return partial(install, batch=job.batch(), subtask=7, segments=[increment], replaced=NOTHING)
 
 
 def one_instant(read: Callable[[LargeJob, Connection], object]) -> Prepare:

@@ -10,7 +10,7 @@ import pytest
 
 from cairn.catalog.job.materializations import Replay, install, release_covered, replay_of
 from cairn.catalog.job.segments import lineage_of
-from cairn.errors import FencedError
+from cairn.errors import FencedError, ReplacedError
 from cairn.keygroups import KeyGroupRange
 from metastore.enums import SegmentKind
 from tests.metastore.steps import SIZE_BYTES, Steps, acknowledging
@@ -114,21 +114,50 @@ def test_two_attempts_that_install_the_same_state_leave_one_base(steps: Steps) -
     assert steps.file_facts(two[0]) == ("SEALED", 1, SIZE_BYTES)
 
 
-def test_a_zombies_older_base_is_replayed_before_the_newer_one_and_released_by_the_next(
-    steps: Steps,
-) -> None:
+def test_a_base_below_a_newer_one_is_refused_and_changes_nothing(steps: Steps) -> None:
+    """It is a zombie's, or a stream's that the maintenance has overtaken."""
     confirmed(steps, 3)
     zombie, batch = steps.ref(1, 2), steps.ref(1, 3)
     newer = steps.base(batch, 3, (0, 4))
     steps.install(batch, newer)
-    older = steps.base(zombie, 2, (0, 4))
-    steps.install(zombie, older)
-    seen = [i for i in steps.segments(5) if i in bases(steps)]
-    assert seen == [older[1].segment_id, newer[1].segment_id]
-    steps.ack(batch, 4, 0, 1)
-    steps.begin(steps.ref(1, 4))
-    steps.install(steps.ref(1, 4), steps.base(steps.ref(1, 4), 4, (0, 4)))
-    assert not {older[1].segment_id, newer[1].segment_id} & set(steps.segments(6))
+    older = steps.base(zombie, 2, (2, 8))
+    with pytest.raises(ReplacedError, match="materialized as of checkpoint 3 meanwhile"):
+        steps.install(zombie, older)
+    assert [i for i in steps.segments(5) if i in bases(steps)] == [newer[1].segment_id]
+    assert steps.file_facts(older[0])[0] == "WRITING"
+
+
+def test_an_increment_on_bases_that_were_replaced_is_refused(steps: Steps) -> None:
+    confirmed(steps, 3)
+    batch = steps.ref(1, 3)
+    steps.install(batch, steps.base(batch, 1, (0, 4)))
+    found = replay(steps, 3, (0, 4))
+    steps.install(batch, steps.base(batch, 2, (0, 4)))
+    increment = steps.base(batch, 3, (0, 4), SegmentKind.KEYED_INCREMENT)
+    with pytest.raises(ReplacedError, match="which an increment was made on"):
+        steps.run(lambda c: install(c, batch, 0, [increment], found))
+    again = replay(steps, 3, (0, 4))
+    steps.run(lambda c: install(c, batch, 0, [increment], again))
+    assert increment[1].segment_id in steps.segments(5)
+
+
+def test_an_increment_in_place_of_one_that_was_replaced_is_refused(steps: Steps) -> None:
+    """Else both would count: the copy of the older one would never be released."""
+    confirmed(steps, 3)
+    batch = steps.ref(1, 3)
+    steps.install(batch, steps.base(batch, 1, (0, 4)))
+    first = steps.base(batch, 2, (0, 4), SegmentKind.KEYED_INCREMENT)
+    steps.run(
+        lambda c: install(c, batch, 0, [first], replay_of(c, steps.job_id, 2, KeyGroupRange(0, 4)))
+    )
+    found = replay(steps, 3, (0, 4))
+    steps.sql(
+        "UPDATE cairn.placed_segments SET released_checkpoint = 5 WHERE segment_id = :id",
+        id=first[1].segment_id,
+    )
+    second = steps.base(batch, 3, (0, 4), SegmentKind.KEYED_INCREMENT)
+    with pytest.raises(ReplacedError, match=first[1].segment_id):
+        steps.run(lambda c: install(c, batch, 0, [second], found))
 
 
 def test_after_a_rescale_an_old_segment_stays_until_bases_cover_all_its_key_groups(
@@ -277,7 +306,7 @@ def test_an_increment_releases_exactly_what_it_was_made_from(steps: Steps) -> No
     later = set(steps.segments(4))
     made = steps.base(batch, 2, (0, 4), SegmentKind.KEYED_INCREMENT)
     for _ in range(2):  # the second time after a lost answer
-        steps.run(lambda c: install(c, batch, 0, [made], found.changes))
+        steps.run(lambda c: install(c, batch, 0, [made], found))
     gone = {handle.segment_id for handle in found.changes}
     assert set(steps.segments(4)) == (later - gone) | {made[1].segment_id}
     assert {checkpoint_id: steps.segments(checkpoint_id) for checkpoint_id in before} == before
@@ -289,9 +318,9 @@ def test_a_base_releases_the_increments_that_it_covers(steps: Steps) -> None:
     confirmed(steps, 2)
     batch = steps.ref(1, 2)
     steps.install(batch, steps.base(batch, 1, (0, 4)))
-    changes = replay(steps, 2, (0, 4)).changes
+    found = replay(steps, 2, (0, 4))
     increment = steps.base(batch, 2, (0, 4), SegmentKind.KEYED_INCREMENT)
-    steps.run(lambda c: install(c, batch, 0, [increment], changes))
+    steps.run(lambda c: install(c, batch, 0, [increment], found))
     base = steps.base(batch, 2, (0, 4))
     steps.install(batch, base)
     assert increment[1].segment_id not in steps.segments(4)
@@ -320,10 +349,10 @@ def test_live_segments_stay_bounded_over_an_hour_of_batches(steps: Steps) -> Non
         is_full = batch_id % 60 == 5
         kind = SegmentKind.KEYED_FULL if is_full else SegmentKind.KEYED_INCREMENT
         for subtask, key_groups in enumerate([(0, 4), (4, 8)]):
-            changes = replay(steps, batch_id, key_groups).changes
+            found = replay(steps, batch_id, key_groups)
             made = steps.base(batch, batch_id, key_groups, kind)
             work = partial(install, batch=batch, subtask=subtask, segments=[made])
-            steps.run(partial(work, replaced=None if is_full else changes))
+            steps.run(partial(work, replaced=None if is_full else found))
         steps.clean()
         [[live]] = steps.sql(
             "SELECT count(*) FROM cairn.segments WHERE job_id = :job AND status = 'LIVE'"

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Pool, event
 
 from cairn.catalog.catalog import Catalog
 from cairn.errors import CairnError
+from cairn.maintenance.actions import apply_plan
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.runtime.materialization.order import placed
 from cairn.runtime.materialization.serve import take
@@ -42,6 +44,8 @@ _BY_CALL = {
     "cairn.intend_files(": ["physical_files"],
     "cairn.begin_batch(": ["checkpoints"],
     "cairn.acknowledge(": ["physical_files", "group_commits"],
+    "cairn.take_lease(": ["maintenance_runs"],
+    "cairn.finish_maintenance_run(": ["maintenance_runs"],
 }
 """The tables that a function of the batch path writes."""
 _CHANGES = {"os.link": 1, "os.rename": 1, "os.mkdir": 0, "os.remove": 0}
@@ -173,6 +177,12 @@ def materialize(facts: dict[str, Any]) -> None:
     """Does what the executor's materializing process does with the orders that are placed."""
     manager = TaskManager(plan_of(facts), EXECUTOR)
     take(manager, placed(manager), lambda _is_patient: nullcontext(iter))
+
+
+def fold(metastore_url: str, run_id: str) -> None:
+    """Applies a stored plan of a materialization by the maintenance."""
+    os.environ["CAIRN_STORAGES"] = "file:/// s3://bench"
+    apply_plan(Catalog(metastore_url), UUID(run_id))
 
 
 def savepoint(metastore_url: str, job: str) -> None:

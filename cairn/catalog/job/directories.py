@@ -10,14 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import CTE, ColumnElement, Connection, and_, exists, func, null, or_, select, update
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Uuid,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    not_,
+    null,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.jobs import end_of_file_retention
 from cairn.handles import DirectoryHandle
-from metastore.enums import DirectoryStatus, FileStatus
+from metastore.enums import DirectoryStatus, FileStatus, Scope
 from metastore.models import Directory, PhysicalFile, Run
+
+_UUID_LENGTH = 36
 
 
 def claim_directories(
@@ -64,14 +81,20 @@ def claim_directories(
 
 
 def give_up_left(connection: Connection, job_id: str) -> None:
-    """Makes directories UNCLAIMED that a run which has ended claims and that have no file."""
+    """Makes directories UNCLAIMED whose run has ended, or lost its lease, and that have no file."""
+    is_of_ended_run = exists().where(
+        Run.job_id == Directory.job_id,
+        Run.epoch == Directory.epoch,
+        func.cairn.is_over(Run.ended_at, Run.seen_at),
+    )
+    # A retry under another lease claims it again with its first write intent.
+    is_leased = func.cairn.is_leased(cast(func.right(Directory.path, _UUID_LENGTH), Uuid))
     is_left = and_(
         _is_empty(job_id),
         Directory.status == DirectoryStatus.CLAIMED,
-        exists().where(
-            Run.job_id == Directory.job_id,
-            Run.epoch == Directory.epoch,
-            func.cairn.is_over(Run.ended_at, Run.seen_at),
+        case(
+            (Directory.scope == Scope.MAINTENANCE, not_(is_leased)),
+            else_=is_of_ended_run,
         ),
     )
     # First without the lock, which batches wait for: mostly there is none.

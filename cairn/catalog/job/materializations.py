@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Uuid, bindparam, func, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    Uuid,
+    and_,
+    bindparam,
+    func,
+    not_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import Range, insert
 
 from cairn.batch_ref import BatchRef
 from cairn.catalog.cleanup.needs import any_uuid
-from cairn.catalog.job.coverage import Coverage
+from cairn.catalog.job.coverage import COVERING, Coverage
 from cairn.catalog.job.fencing import require_epoch
 from cairn.catalog.job.files import WrittenFile, seal_files
 from cairn.catalog.job.segments import (
@@ -22,6 +33,7 @@ from cairn.catalog.job.segments import (
     placed_segments,
     replay_order,
 )
+from cairn.errors import ReplacedError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
 from metastore.enums import KEYED, SegmentKind, SegmentStatus
@@ -115,18 +127,21 @@ def install(
     batch: BatchRef,
     subtask: int,
     segments: Sequence[tuple[WrittenFile, SegmentHandle]],
-    replaced: Sequence[SegmentHandle] | None = None,
+    replaced: Replay | None = None,
 ) -> None:
     """Makes materialized segments part of every checkpoint from the next id on (FLIP-158).
 
     Each has its file, which several may share. In the same transaction, the segments that they
-    replace are released at that id. For an increment these are the `replaced` segments, which it
+    replace are released at that id. For an increment these are the changes in `replaced`, which it
     was made from. For bases (None) they are all segments of the same or an older state all of whose
     key groups some base covers. `first_checkpoint` of the handles is set here; `as_of_checkpoint`
     must be a confirmed checkpoint.
 
     Raises:
         FencedError: a newer run has begun a batch, or a file was condemned.
+        ReplacedError: another process, such as the maintenance, has materialized some of the key
+            groups as of a newer checkpoint, or has replaced segments that an increment stands on;
+            nothing was changed.
     """
     # Exclusive: no checkpoint may begin between reading its id and placing segments there.
     job = require_epoch(connection, batch, exclusive=True)
@@ -136,6 +151,7 @@ def install(
         select(PlacedSegment.segment_id).where(PlacedSegment.segment_id == ids[0])
     ):
         return
+    _refuse_replaced(connection, batch, [handle for _, handle in segments], replaced)
     files = list({file.file_id: file for file, _ in segments}.values())
     seal_files(connection, files)
     # Not the checkpoint under way: its tasks may have begun from the segments that are replaced.
@@ -148,7 +164,55 @@ def install(
     if replaced is None:
         release_covered(connection, batch.job_id, ids, job.next_checkpoint_id)
     else:
-        _release(connection, batch.job_id, replaced, job.next_checkpoint_id)
+        _release(connection, batch.job_id, replaced.changes, job.next_checkpoint_id)
+
+
+def _refuse_replaced(
+    connection: Connection,
+    batch: BatchRef,
+    new: Sequence[SegmentHandle],
+    replaced: Replay | None,
+) -> None:
+    """Raises where somebody else has materialized what the new segments were made from."""
+    start = min(handle.key_groups.start for handle in new)
+    end = max(handle.key_groups.end for handle in new)
+    is_placed = (
+        PlacedSegment.job_id == batch.job_id,
+        PlacedSegment.status == SegmentStatus.LIVE,
+        PlacedSegment.released_checkpoint.is_(None),
+    )
+    newer = connection.scalar(
+        select(PlacedSegment.as_of_checkpoint)
+        .where(
+            *is_placed,
+            PlacedSegment.kind.in_(COVERING),
+            PlacedSegment.key_groups.op("&&")(Range(start, end)),
+            PlacedSegment.as_of_checkpoint > new[0].as_of_checkpoint,
+        )
+        .limit(1)
+    )
+    if newer is not None:
+        raise ReplacedError(
+            f"key groups {start} to {end - 1} were materialized as of checkpoint {newer} meanwhile",
+            job=batch.job,
+            checkpoint=new[0].as_of_checkpoint,
+        )
+    if replaced is None:
+        return
+    # Of changelog, most is in rows of group commits: it stays until bases cover it.
+    read = [UUID(handle.segment_id) for handle in (*replaced.bases, *replaced.changes)]
+    gone = connection.execute(
+        select(PlacedSegment.segment_id).where(
+            PlacedSegment.segment_id == any_uuid(read),
+            not_(and_(*is_placed)),
+        )
+    ).first()
+    if gone is not None:
+        raise ReplacedError(
+            f"segment {gone.segment_id}, which an increment was made on, was replaced meanwhile",
+            job=batch.job,
+            checkpoint=new[0].as_of_checkpoint,
+        )
 
 
 def _release(
@@ -215,23 +279,30 @@ def release_covered(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Materialized:
-    """What one materialization has written."""
+    """What one materialization has written, and the bytes of the bases that count from then on."""
 
     kind: SegmentKind
     as_of_checkpoint: int
     segments: int
     entries: int
     size_bytes: int
+    base_bytes: int
 
     @classmethod
-    def of(cls, handles: Sequence[SegmentHandle]) -> Materialized:
-        """Returns the sums over the written segments, at least one."""
+    def of(
+        cls, handles: Sequence[SegmentHandle], bases: Sequence[SegmentHandle] = ()
+    ) -> Materialized:
+        """Returns the sums over the written segments, at least one.
+
+        `bases` are those below increments.
+        """
         return cls(
             kind=handles[0].kind,
             as_of_checkpoint=handles[0].as_of_checkpoint,
             segments=len(handles),
             entries=sum(handle.entries for handle in handles),
             size_bytes=sum(handle.size_bytes for handle in handles),
+            base_bytes=sum(handle.size_bytes for handle in bases or handles),
         )
 
 

@@ -27,9 +27,14 @@ from cairn.errors import BadInputError, RefusedError
 from cairn.keygroups import default_max_parallelism
 from cairn.layout import new_job_id
 from cairn.manifest import Manifest
-from cairn.settings import FILE_RETENTION_MS, HISTORY_MAX_CHECKPOINTS, HISTORY_RETENTION_MS
+from cairn.settings import (
+    FILE_RETENTION_MS,
+    HISTORY_MAX_CHECKPOINTS,
+    HISTORY_RETENTION_MS,
+    MATERIALIZE_INTERVAL_MS,
+)
 from cairn.state.handle import StateDeclaration
-from metastore.enums import CheckpointStatus, StateKind
+from metastore.enums import CheckpointStatus, MaterializedBy, StateKind
 from metastore.models import Checkpoint, Job, Run
 
 
@@ -59,6 +64,8 @@ class Registration:
     history_max_checkpoints: int = HISTORY_MAX_CHECKPOINTS
     open_file_bytes: int | None = None
     """Files below this size may be continued by a later checkpoint; None: none is."""
+    materialized_by: MaterializedBy = MaterializedBy.STREAM
+    materialize_interval_ms: int = MATERIALIZE_INTERVAL_MS
     origin: Manifest | None = None
     """The manifest that the job is restored from, if it has no state yet."""
 
@@ -234,6 +241,8 @@ def _epoch(
             history_retention_ms=registration.history_retention_ms,
             history_max_checkpoints=registration.history_max_checkpoints,
             open_file_bytes=registration.open_file_bytes,
+            materialized_by=registration.materialized_by,
+            materialize_interval_ms=registration.materialize_interval_ms,
         )
         .returning(Run.epoch)
     ).scalar_one()

@@ -133,6 +133,8 @@ def _on_stream(
         num_retained=job.settings.num_retained,
         file_retention_ms=job.settings.file_retention_ms,
         keeps_manifest=job.settings.manifest_interval != 0,
+        materialized_by=job.settings.materializer,
+        materialize_interval_ms=job.settings.materialize_interval_ms,
         history_retention_ms=job.settings.history_retention_ms,
         history_max_checkpoints=job.settings.history_max_checkpoints,
         open_file_bytes=job.settings.open_file_bytes,

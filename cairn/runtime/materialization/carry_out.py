@@ -11,7 +11,13 @@ from contextlib import ExitStack
 from sqlalchemy import Connection
 
 from cairn.catalog.job.materializations import Materialized, record_end, record_start
-from cairn.errors import CairnError, FencedError, MetastoreError, OutcomeUnknownError
+from cairn.errors import (
+    CairnError,
+    FencedError,
+    MetastoreError,
+    OutcomeUnknownError,
+    ReplacedError,
+)
 from cairn.runtime.executor.local_record import Weight
 from cairn.runtime.executor.local_store import LocalStore
 from cairn.runtime.executor.open_stores import open_local
@@ -29,6 +35,9 @@ from cairn.runtime.materialization.verification import verify_if_due
 from cairn.runtime.materialization.write import Compute, materialize, materialize_all
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import SegmentKind
+
+_ATTEMPTS = 3
+"""Where the maintenance replaces meanwhile what a materialization is made from."""
 
 _log = logging.getLogger(__name__)
 
@@ -132,14 +141,7 @@ def carry_out(
         _in_metastore(
             run, order, lambda c: record_start(c, order.batch, order.subtask, materialization_id)
         )
-        with ExitStack() as held:
-            local = _open(manager, order, held)
-            reader = held.enter_context(local.read())
-            weighed = reader.weight()
-            context = _context(manager, order, materialization_id, open_store(run.storage))
-            made = materialize(context, reader, compute=compute)
-            verify_if_due(context, reader, made, compute)
-        _weigh(local, weighed, made)
+        made = _materialized(manager, order, materialization_id, compute)
         facts = {
             "kind": made.kind if made else None,
             "size_bytes": made.size_bytes if made else 0,
@@ -148,6 +150,10 @@ def carry_out(
         _log.info("subtask materialized", extra=about | facts)
     except FencedError:
         raise
+    except ReplacedError as replaced:
+        _log.info("left to a later order, as others materialize it: %s", replaced, extra=about)
+        # No failure: it was counted before it began.
+        after = Progress(done_ms=before.done_ms, failures=max(0, before.failures - 1))
     except CairnError as failed:
         _log.warning("materialization failed: %s", failed, extra=about)
         error = str(failed)
@@ -159,6 +165,33 @@ def carry_out(
     # First here: tasks count failures by this file, and the metastore may be what has failed.
     record_progress(manager, order.subtask, after)
     _record_end(run, order, lambda c: record_end(c, materialization_id, made, error))
+
+
+def _materialized(
+    manager: TaskManager, order: Order, materialization_id: uuid.UUID, compute: Compute
+) -> Materialized | None:
+    """Materializes a subtask; again, from what is there then, where others were faster."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _materialize_once(manager, order, materialization_id, compute)
+        except ReplacedError as replaced:
+            about = {"job": manager.run.job, "subtask": order.subtask}
+            _log.info("materialized again, because %s", replaced, extra=about)
+    return _materialize_once(manager, order, materialization_id, compute)
+
+
+def _materialize_once(
+    manager: TaskManager, order: Order, materialization_id: uuid.UUID, compute: Compute
+) -> Materialized | None:
+    with ExitStack() as held:
+        local = _open(manager, order, held)
+        reader = held.enter_context(local.read())
+        weighed = reader.weight()
+        context = _context(manager, order, materialization_id, open_store(manager.run.storage))
+        made = materialize(context, reader, compute=compute)
+        verify_if_due(context, reader, made, compute)
+    _weigh(local, weighed, made)
+    return made
 
 
 def _open(manager: TaskManager, order: Order, held: ExitStack) -> LocalStore:
@@ -178,7 +211,10 @@ def _record_end(run: RunContext, order: Order, work: Callable[[Connection], None
 
 
 def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None:
-    """Records the bytes that a restore has to read, with those since the snapshot."""
+    """Records the bytes that a restore has to read, with those since the snapshot.
+
+    Bases that the maintenance has made are known from then on, too.
+    """
     with local.write() as writer:
         position, now = writer.reader.position(), writer.reader.weight()
         since_bytes = now.change_bytes - before.change_bytes
@@ -186,9 +222,9 @@ def _weigh(local: LocalStore, before: Weight, made: Materialized | None) -> None
             return  # restored meanwhile, so it is known anew
         weight = Weight(before.base_bytes, since_bytes)
         if made is not None and made.kind is SegmentKind.KEYED_INCREMENT:
-            weight = Weight(before.base_bytes, made.size_bytes + since_bytes)
+            weight = Weight(made.base_bytes, made.size_bytes + since_bytes)
         elif made is not None:
-            weight = Weight(made.size_bytes, since_bytes)
+            weight = Weight(made.base_bytes, since_bytes)
         writer.move_to(position, weight)
 
 

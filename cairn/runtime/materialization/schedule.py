@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from functools import partial
 
 from cairn.catalog.job.batch_start import Clock
@@ -38,6 +39,30 @@ def interval_ms(settings: Settings, weight: Weight) -> int:
     return max(1, settings.materialize_interval_ms // times)
 
 
+def is_left_too_long(
+    clock: Clock, last_ms: int, *, subtask: int, parallelism: int, settings: Settings
+) -> bool:
+    """Tells whether the maintenance should have materialized a subtask long ago.
+
+    That is `cairn.changelog.periodic-materialize.anyway-after`, and up to one interval more: where
+    the platform is away, subtasks do it one after the other and not all in one batch.
+    """
+    later_ms = settings.materialize_interval_ms * subtask // parallelism
+    last_ms = max(last_ms, clock.job_created_ms)
+    return clock.now_ms - last_ms > settings.materialize_anyway_ms + later_ms
+
+
+def _base_made_ms(clock: Clock, context: SubtaskContext) -> int:
+    """Returns when the newest base or increment of the subtask was made; 0: there is none."""
+    start = context.key_groups.start
+    if not context.run.settings.is_left_to_maintenance:
+        return clock.base_made_ms.get(start, 0)
+    # After a restart with another parallelism, its first key group is inside of an older base.
+    starts = sorted(clock.base_made_ms)
+    before = bisect_right(starts, start)
+    return clock.base_made_ms[starts[before - 1]] if before else 0
+
+
 def order_if_due(context: SubtaskContext, clock: Clock, weight: Weight) -> None:
     """Orders the materialization of a subtask, if that is due and not ordered already.
 
@@ -52,14 +77,19 @@ def order_if_due(context: SubtaskContext, clock: Clock, weight: Weight) -> None:
         FencedError: a newer run has removed this run's directory.
     """
     manager, subtask, settings = context.manager, context.subtask, context.settings
+    parallelism = context.run.parallelism
     is_due_since = partial(
         is_due,
         clock,
         subtask=subtask,
-        parallelism=context.run.parallelism,
+        parallelism=parallelism,
         interval_ms=interval_ms(settings, weight),
     )
-    base_ms = clock.base_made_ms.get(context.key_groups.start, 0)
+    if settings.is_left_to_maintenance:
+        is_due_since = partial(
+            is_left_too_long, clock, subtask=subtask, parallelism=parallelism, settings=settings
+        )
+    base_ms = _base_made_ms(clock, context)
     if not settings.materialize_enabled or not is_due_since(base_ms):
         return
     # While an order is there, failures are not yet known: the one under way is counted already.

@@ -114,18 +114,22 @@ def materialize_all(
             _leave_open(slot, one.context, *files[-1])
     made = iter(written)
     return [
-        None if one is None else Materialized.of([handle for _, handle in next(made)])
+        None
+        if one is None
+        else Materialized.of(
+            [handle for _, handle in next(made)], one.replaced.bases if one.replaced else ()
+        )
         for one in work
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What is to be written for a subtask: bases, or an increment instead of `replaced`."""
+    """What is to be written for a subtask: bases, or an increment on `replaced` (None: bases)."""
 
     context: SubtaskContext
     as_of_checkpoint: int
-    replaced: Sequence[SegmentHandle] | None
+    replaced: Replay | None
     pieces: Iterator[Chunk]
 
 
@@ -167,7 +171,7 @@ def _work(
     return _Work(
         context=context,
         as_of_checkpoint=position.checkpoint_id,
-        replaced=replay.changes if is_increment else None,
+        replaced=replay if is_increment else None,
         pieces=_increment(context, reader, replay)
         if is_increment
         else chunks(reader, context.key_groups, CHUNK_BYTES),

@@ -32,6 +32,8 @@ CREATE TABLE cairn.jobs (
     keeps_manifest BOOLEAN DEFAULT 'false' NOT NULL,
     history_retention_ms BIGINT DEFAULT '604800000' NOT NULL,
     history_max_checkpoints BIGINT DEFAULT '500000' NOT NULL,
+    materialized_by VARCHAR(16) DEFAULT 'stream' NOT NULL,
+    materialize_interval_ms BIGINT DEFAULT '600000' NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     former_name TEXT,
     dropped_at TIMESTAMP WITH TIME ZONE,
@@ -40,6 +42,8 @@ CREATE TABLE cairn.jobs (
     CONSTRAINT ck_jobs__file_retention_sane CHECK (file_retention_ms BETWEEN 0 AND 315360000000),
     CONSTRAINT ck_jobs__history_long_enough
         CHECK (history_retention_ms >= 3600000 AND history_max_checkpoints >= 1000),
+    CONSTRAINT ck_jobs__materialized_by_known CHECK (materialized_by IN ('stream', 'maintenance')),
+    CONSTRAINT ck_jobs__materialize_interval_sane CHECK (materialize_interval_ms > 0),
     CONSTRAINT ck_jobs__job_id_form CHECK (job_id ~ '^[a-z0-9][a-z0-9-]{0,39}-[0-9a-f]{8}$'),
     CONSTRAINT ck_jobs__storage_form CHECK (
         storage ~ '^(file:///|file://(/[!-.0-~]+)+|s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[^/?#]+)*)$'
@@ -132,11 +136,14 @@ CREATE TABLE cairn.runs (
     history_retention_ms BIGINT,
     history_max_checkpoints BIGINT,
     open_file_bytes BIGINT,
+    materialized_by VARCHAR(16),
+    materialize_interval_ms BIGINT,
     registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     started_at TIMESTAMP WITH TIME ZONE,
     seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     ended_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_runs PRIMARY KEY (job_id, epoch),
+    CONSTRAINT ck_runs__materialized_by_known CHECK (materialized_by IN ('stream', 'maintenance')),
     CONSTRAINT fk_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id),
     CONSTRAINT uq_runs__run_id UNIQUE (run_id)
 );
@@ -210,10 +217,11 @@ CREATE TABLE cairn.directories (
         REFERENCES cairn.runs (job_id, epoch),
     CONSTRAINT ck_directories__path_form CHECK (
         starts_with(path, job_id || '/')
-        AND substr(path, length(job_id) + 2) ~ '^(shared/subtask-[0-9]{1,19}-[0-9]{1,19}|taskmanager-owned/[A-Za-z0-9_-]{1,100})$'
+        AND substr(path, length(job_id) + 2) ~ '^(shared/subtask-[0-9]{1,19}-[0-9]{1,19}|taskmanager-owned/[A-Za-z0-9_-]{1,100}|maintenance/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$'
     ),
     CONSTRAINT ck_directories__status_known CHECK (status IN ('CLAIMED', 'UNCLAIMED', 'DELETED')),
-    CONSTRAINT ck_directories__scope_known CHECK (scope IN ('shared', 'taskmanager'))
+    CONSTRAINT ck_directories__scope_known
+        CHECK (scope IN ('shared', 'taskmanager', 'maintenance'))
 );
 
 CREATE TABLE cairn.materializations (
@@ -266,10 +274,11 @@ CREATE TABLE cairn.physical_files (
     CONSTRAINT uq_physical_files__job_id_path UNIQUE (job_id, path),
     CONSTRAINT ck_physical_files__status_known
         CHECK (status IN ('WRITING', 'SEALED', 'CONDEMNED', 'DELETED')),
-    CONSTRAINT ck_physical_files__scope_known CHECK (scope IN ('shared', 'taskmanager')),
+    CONSTRAINT ck_physical_files__scope_known
+        CHECK (scope IN ('shared', 'taskmanager', 'maintenance')),
     CONSTRAINT ck_physical_files__path_form CHECK (
         starts_with(path, job_id || '/')
-        AND substr(path, length(job_id) + 2) ~ '^((shared/subtask-[0-9]{1,19}-[0-9]{1,19}|taskmanager-owned/[A-Za-z0-9_-]{1,100})/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.]seg|exclusive/[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.]seg|chk-[0-9]{1,19}/_metadata)$'
+        AND substr(path, length(job_id) + 2) ~ '^((shared/subtask-[0-9]{1,19}-[0-9]{1,19}|taskmanager-owned/[A-Za-z0-9_-]{1,100}|maintenance/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.]seg|exclusive/[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.]seg|chk-[0-9]{1,19}/_metadata)$'
     ),
     CONSTRAINT ck_physical_files__live_counted CHECK (live_bytes >= 0 AND live_segments >= 0),
     CONSTRAINT fk_physical_files__retry_of FOREIGN KEY (retry_of)

@@ -1,0 +1,149 @@
+"""Folding shares of a job: reads them, writes their bases, and puts these in their place.
+
+Killed anywhere, it has changed nothing but what it has installed, and the cleanup deletes the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cairn.catalog.catalog import Catalog
+from cairn.catalog.cleanup.snapshot import JobFacts
+from cairn.catalog.job.files import WrittenFile
+from cairn.catalog.maintenance.folds import (
+    Folded,
+    FoldInput,
+    Share,
+    install_folded,
+    read_inputs,
+)
+from cairn.catalog.maintenance.leased_files import LeaseRef
+from cairn.handles import SegmentHandle
+from cairn.maintenance.leased_files import write_leased_file
+from cairn.segments.base_writer import FoldedBase
+from cairn.segments.fold import fold
+from cairn.storage import ObjectStore
+
+FILE_BYTES = 64 << 20
+"""A file ends with the base that reaches this. Bases wait for it in memory."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldReport:
+    """What a fold has done.
+
+    Of the shares, `folded` have new bases, `unchanged` have none on top of theirs, and `refused`
+    were materialized by somebody else meanwhile, so that what was written for them is not used.
+    """
+
+    folded: int = 0
+    unchanged: int = 0
+    refused: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    entries: int = 0
+
+    def __add__(self, other: FoldReport) -> FoldReport:
+        mine, theirs = asdict(self), asdict(other)
+        return FoldReport(**{name: mine[name] + theirs[name] for name in mine})
+
+
+def fold_shares(
+    catalog: Catalog,
+    job: JobFacts,
+    store: ObjectStore,
+    lease: LeaseRef,
+    shares: Sequence[Share],
+    *,
+    scratch: Path | None = None,
+) -> FoldReport:
+    """Folds some shares as of the newest checkpoint that Spark has committed.
+
+    Costs one transaction to read, one a file, and one to install. Uses memory for `FILE_BYTES` and
+    what `cairn.segments.fold` needs, however large the shares are.
+
+    Raises:
+        FencedError: the process does not hold the lease any more; nothing is installed.
+        CorruptSegmentError: a segment is not what was recorded, or holds no state.
+        RefusedError, BadInputError: see `write_leased_file`; or a share cannot be folded.
+        StoreFailedError: the metastore or the storage failed; a retry begins anew.
+    """
+    inputs = catalog.run(
+        f"reading what to fold of job {job.name}", lambda c: read_inputs(c, job.job_id, shares)
+    )
+    changed = [one for one in inputs if one.changes]
+    files = _Files(catalog, job, store, lease)
+    for one in changed:
+        for base in _bases(job, store, one, scratch):
+            files.add(one, base)
+    files.write()
+    folds = [Folded(one, files.bases_of(one)) for one in changed]
+    refused: list[FoldInput] = []
+    if folds:
+        refused = catalog.run(
+            f"installing folds of job {job.name}", lambda c: install_folded(c, lease, folds)
+        )
+    for one in refused:
+        facts = {"job": job.name, "subtask": one.share.subtask, "plan": str(lease.run_id)}
+        _log.warning("fold refused: the share was materialized meanwhile", extra=facts)
+    return FoldReport(
+        folded=len(folds) - len(refused),
+        unchanged=len(shares) - len(folds),
+        refused=len(refused),
+        read_bytes=sum(one.size_bytes for one in changed),
+        written_bytes=files.written_bytes,
+        entries=sum(handle.entries for fold_ in folds for _, handle in fold_.bases),
+    )
+
+
+def _bases(
+    job: JobFacts, store: ObjectStore, one: FoldInput, scratch: Path | None
+) -> Iterator[FoldedBase]:
+    return fold(
+        store,
+        one.handles,
+        one.share.key_groups,
+        job=job.name,
+        subtask=one.share.subtask,
+        as_of_checkpoint=one.as_of_checkpoint,
+        scratch=scratch,
+    )
+
+
+class _Files:
+    """Bases on their way into files, several to a file."""
+
+    def __init__(
+        self, catalog: Catalog, job: JobFacts, store: ObjectStore, lease: LeaseRef
+    ) -> None:
+        self.written_bytes = 0
+        self._to = (catalog, job, store, lease)
+        self._waiting: list[tuple[Share, FoldedBase]] = []
+        self._written: dict[Share, list[tuple[WrittenFile, SegmentHandle]]] = {}
+
+    def add(self, of: FoldInput, base: FoldedBase) -> None:
+        self._waiting.append((of.share, base))
+        if sum(base.spec.size_bytes for _, base in self._waiting) >= FILE_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """Writes the bases that wait as one file."""
+        if not self._waiting:
+            return
+        pieces = [piece for _, base in self._waiting for piece in base.pieces]
+        written = write_leased_file(*self._to, pieces)
+        offset = 0
+        for share, base in self._waiting:
+            handle = base.spec.at(written.path, offset)
+            self._written.setdefault(share, []).append((written.file, handle))
+            offset += base.spec.size_bytes
+        self.written_bytes += offset
+        self._waiting.clear()
+
+    def bases_of(self, one: FoldInput) -> Sequence[tuple[WrittenFile, SegmentHandle]]:
+        return self._written[one.share]
