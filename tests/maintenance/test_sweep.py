@@ -218,10 +218,14 @@ def test_a_row_that_appears_after_the_intent_keeps_the_object(
     let_time_pass(job)
     condemn(job)
     known = orphans[1]
-    (root(job).parent / known).unlink()
-    job.catalog.run("intent", lambda c: job.add_file(c, known, segments=1, seal=False))
+    job.execute(
+        "INSERT INTO cairn.physical_files (file_id, job_id, epoch, path, scope)"
+        " VALUES (gen_random_uuid(), :job, 2, :path, 'shared')",
+        path=known,
+    )
     assert deleted_now(job) == len(orphans) - 1
     assert known in job.objects()
+    assert swept(job).released == 1
 
 
 def deleted_now(job: SyntheticJob) -> int:
