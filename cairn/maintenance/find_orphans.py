@@ -7,6 +7,7 @@ before its object, so what is listed and has no row by then never had one, or lo
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,9 @@ from cairn.storage.inventory import Inventory, KeyRange, key_ranges
 
 THREADS = 16
 """Ranges that are listed at once: a listing waits for its answers."""
+
+_READS = threading.BoundedSemaphore(3)
+"""Of pages of rows, by all threads: a process has few connections, and waiting for one may fail."""
 
 BATCH_SUSPECTS = 1000
 """Most of what the metastore is asked for at once."""
@@ -139,4 +143,5 @@ class Finder:
         return found
 
     def _read(self, work: Callable[[Connection], list[KnownFile]]) -> list[KnownFile]:
-        return self.catalog.run(f"reading the files of {self.job_id}/", work)
+        with _READS:
+            return self.catalog.run(f"reading the files of {self.job_id}/", work)
