@@ -193,6 +193,8 @@ class HeldBy(StrEnum):
 
     OPEN = "open"
     """Its run may append to it."""
+    DAMAGED = "damaged"
+    """A segment in it is damaged, and a copy would be."""
     PIN = "pin"
     """A pinned checkpoint needs a segment in it."""
     CHANGELOG = "changelog"

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from cairn.catalog.catalog import METASTORE_VARIABLE, find_catalog, server_message
 from cairn.cli import (
     commands,
+    compact_command,
     explain_commands,
     housekeeping_command,
     inspect,
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep_commands.add_commands(commands_, common)
     scrub_command.add_command(commands_, common)
     housekeeping_command.add_command(commands_, common)
+    compact_command.add_command(commands_, common)
     return parser
 
 

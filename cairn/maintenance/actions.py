@@ -9,7 +9,7 @@ from uuid import UUID
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.maintenance.plans import StoredPlan
 from cairn.errors import RefusedError
-from cairn.maintenance import cleanup, materialization, sweep
+from cairn.maintenance import cleanup, compaction, materialization, sweep
 from cairn.maintenance.plans import Action, read, refuse_spoken, store
 from cairn.maintenance.progress import Progress, silent
 from metastore.enums import MaintenanceAction, MaintenanceStatus
@@ -20,6 +20,7 @@ ACTIONS: Mapping[MaintenanceAction, Action] = {
     MaintenanceAction.MATERIALIZATION: Action(
         materialization.plan_folds, materialization.apply_folds
     ),
+    MaintenanceAction.COMPACTION: Action(compaction.plan_action, compaction.apply_compaction),
 }
 
 

@@ -17,6 +17,7 @@ RETURN file.maintenance_run_id IS NULL AND EXISTS (
 -- `freed_bytes` are free once its `movable_bytes`, in so many bases and increments, are elsewhere and
 -- the checkpoints that there are now have been subsumed. They are 0 where something holds it:
 --   open: its run may append to it;
+--   damaged: a scrub has found damage in it, which a copy would hide until the next one;
 --   pin: a pinned checkpoint needs a segment in it, wherever those to come find theirs;
 --   changelog: checkpoints to come need changelog in it, which is folded and never moved;
 --   retained: all that is live in it dies with checkpoints that are retained now.
@@ -46,6 +47,10 @@ BEGIN ATOMIC
             placed.changelog_bytes + committed.changelog_bytes AS changelog_bytes,
             CASE
                 WHEN cairn.is_open_file(f) THEN 'open'
+                WHEN EXISTS (
+                    SELECT FROM cairn.damaged_segments AS d
+                    WHERE d.file_id = f.file_id AND d.resolved_at IS NULL
+                ) THEN 'damaged'
                 WHEN placed.is_pinned THEN 'pin'
                 WHEN placed.changelog_bytes + committed.changelog_bytes > 0 THEN 'changelog'
                 WHEN placed.movable_segments = 0 THEN 'retained'

@@ -32,6 +32,7 @@ def test_all_dag_files_import(facts: Facts) -> None:
         "metastore_housekeeping",
         "orphan_sweep",
         "scrub",
+        "space_amplification_compaction",
         "subsumption_cleanup",
     }
 
@@ -89,3 +90,15 @@ def test_the_doc_page_names_the_pool_and_the_variable(facts: Facts) -> None:
     page = facts["dags"]["subsumption_cleanup"]["doc_md"]
     assert "airflow pools set cairn_maintenance" in page
     assert "CAIRN_METASTORE" in page
+
+
+def test_the_compaction_plans_and_applies_in_tasks_of_their_own(facts: Facts) -> None:
+    tasks = facts["dags"]["space_amplification_compaction"]["tasks"]
+    assert {name: task["upstream"] for name, task in tasks.items()} == {
+        "list_jobs": [],
+        "plan": ["list_jobs"],
+        "apply": ["plan"],
+        "summarise": ["apply"],
+    }
+    assert all(tasks[name]["mapped"] for name in ("plan", "apply"))
+    assert tasks["apply"]["pool"] == "cairn_maintenance"

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from cairn.catalog.job.files import IntendedFile, WrittenFile, intend_files
-from cairn.catalog.job.materializations import install
+from cairn.catalog.job.materializations import install, replay_of
 from cairn.catalog.job.segments import segments_at
 from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
@@ -65,9 +65,13 @@ class WastefulJob(Steps):
         self,
         subtask: int,
         groups: Sequence[tuple[int, int]],
+        kind: SegmentKind = SegmentKind.KEYED_FULL,
     ) -> list[SegmentHandle]:
         """Writes one file with a segment for each range of key groups, and installs them."""
-        as_of = self.confirmed
+        as_of, share = self.confirmed, KeyGroupRange(groups[0][0], groups[-1][1])
+        replaced = None
+        if kind is SegmentKind.KEYED_INCREMENT:
+            replaced = self.run(lambda c: replay_of(c, self.job_id, as_of, share))
         batch, parallelism = self.ref(self.epoch, self.batches), self.parallelism[self.epoch]
         file_id = str(uuid4())
         path = shared_file(self.job_id, subtask, parallelism, file_id)
@@ -84,7 +88,7 @@ class WastefulJob(Steps):
         handles = [
             SegmentSpec.of(
                 one,
-                kind=SegmentKind.KEYED_FULL,
+                kind=kind,
                 key_groups=KeyGroupRange(*range_),
                 entries=3,
                 checkpoint_id=as_of,
@@ -93,7 +97,7 @@ class WastefulJob(Steps):
         ]
         file = WrittenFile(file_id, len(groups) * self.size_bytes)
         made = [(file, handle) for handle in handles]
-        self.run(lambda c: install(c, batch, subtask, made))
+        self.run(lambda c: install(c, batch, subtask, made, replaced))
         return handles
 
     def waste(self) -> str:

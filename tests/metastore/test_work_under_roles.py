@@ -19,11 +19,14 @@ from cairn.cli import main
 from cairn.errors import BadInputError
 from cairn.layout import owner_file, shared_file
 from cairn.maintenance.cleanup import cleanup_job
+from cairn.maintenance.compaction import compact_job
+from cairn.maintenance.compaction_plan import CompactionOptions
 from cairn.maintenance.sweep import sweep_job
 from cairn.savepoints.write_manifest import pin
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import PinKind
+from tests.maintenance.wasteful_job import WastefulJob
 from tests.metastore.steps import Steps
 
 VIEWS = (
@@ -144,6 +147,18 @@ def test_maintainer_sweeps_takes_out_and_deletes_orphans(
     assert sweep().deleted == 1
     with pytest.raises(BadInputError, match="permission denied"):
         written.sql("SELECT * FROM cairn.quarantined_objects")
+
+
+def test_maintainer_compacts(
+    logins: dict[str, str], metastore_url: str, store: ObjectStore
+) -> None:
+    job = WastefulJob(metastore_url, store.url).create()
+    path = job.waste()
+    report = compact_job(Catalog(logins["cairn_maintainer"]), job.name, CompactionOptions())
+    assert report.done is not None
+    assert report.done.rewritten_files == 1
+    job.subsume()
+    assert path not in job.objects()
 
 
 def test_writer_continues_with_operator_lists_and_maintainer_condemns_old_ones(

@@ -40,6 +40,7 @@ def places(of: list[ByteRange] | tuple[ByteRange, ...]) -> list[tuple[str, int]]
     [ByteRange(path="a", offset=0, size_bytes=4), ByteRange(path="b", offset=0, size_bytes=16)]
 )
 @example([ByteRange(path="a", offset=5 * n, size_bytes=5) for n in range(4)])
+@example([ByteRange(path=p, offset=0, size_bytes=n) for p, n in (("a", 4), ("b", 3), ("a", 20))])
 def test_parts_are_the_bytes_in_order_and_none_but_the_last_is_too_small(
     wanted: list[ByteRange],
 ) -> None:
