@@ -277,3 +277,27 @@ def test_a_drain_empties_the_directories_of_an_old_parallelism(job: WastefulJob)
         " AND status <> 'DELETED'"
     )
     assert left == []
+
+
+def test_of_two_that_copy_the_same_files_one_swaps_in_and_the_other_leaves_nothing(
+    job: WastefulJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job.waste()
+    live = job.content(job.confirmed)
+    other = plan_job(job.catalog, job.name, OPTIONS)
+    assert other.plan_id is not None
+    plans = [other.plan_id]
+
+    def also() -> None:
+        if plans:
+            apply_plan(job.catalog, plans.pop())
+
+    after_each_copy(monkeypatch, also)
+    report = compact_job(job.catalog, job.name, OPTIONS)
+    assert report.done is not None
+    assert (report.done.rewritten_files, report.done.outpaced_files) == (0, 1)
+    job.let_writes_end()
+    job.subsume()
+    assert job.content(job.confirmed) == live
+    assert path not in job.objects()
+    assert job.objects() == job.known()

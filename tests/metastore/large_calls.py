@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -17,6 +17,7 @@ from cairn.catalog.cleanup.snapshot import PLAN_ROWS, read_snapshot
 from cairn.catalog.cleanup.verification import live_segments_of
 from cairn.catalog.job.begin import begin_batch
 from cairn.catalog.job.directories import given_up_directories, record_removed
+from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.materializations import (
     Materialized,
     Replay,
@@ -27,6 +28,9 @@ from cairn.catalog.job.materializations import (
 )
 from cairn.catalog.job.runs import register_run
 from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
+from cairn.catalog.maintenance.leased_files import LeaseRef, intend_leased_file
+from cairn.catalog.maintenance.leases import take_lease
+from cairn.catalog.maintenance.moves import movable_segments, swap_in
 from cairn.catalog.maintenance.plans import NewPlan, store_plan
 from cairn.catalog.maintenance.wasteful_files import FIRST, rewritable_files, wasteful_page
 from cairn.catalog.savepoints.manifest_rows import (
@@ -298,6 +302,29 @@ def files_to_rewrite(job: LargeJob, connection: Connection) -> Work:
     return work
 
 
+def swap_of_a_copy(job: LargeJob, connection: Connection) -> Work:
+    lease, file_id = LeaseRef(job.job_id, uuid4(), uuid4()), uuid4()
+    plan = NewPlan(job_id=job.job_id, action=MaintenanceAction.COMPACTION, plan={}, sha256="")
+    store_plan(connection, lease.run_id, plan)
+    take_lease(connection, lease.run_id, lease.holder)
+    path = intend_leased_file(connection, lease, file_id)
+    [source] = connection.scalars(
+        text(
+            "SELECT file_id FROM cairn.placed_segments"
+            " WHERE job_id = :job AND status = 'LIVE' AND kind = 'keyed_full' LIMIT 1"
+        ),
+        {"job": job.job_id},
+    )
+
+    def work(connection: Connection) -> None:
+        [original] = movable_segments(connection, job.job_id, [source])
+        copy = replace(original.handle, segment_id=str(uuid4()), path=path, offset=0)
+        file = WrittenFile(str(file_id), copy.size_bytes)
+        assert swap_in(connection, lease, file, [(original, copy)])
+
+    return work
+
+
 CALLS: dict[str, tuple[Prepare, Limit]] = {
     "registration": (registration, Limit(20, 100)),
     "first begin": (first_begin, Limit(BASES + 5 * COMMITS, 300)),
@@ -350,5 +377,6 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     ),
     "live segments of 50 files": (live_segments_of_files, Limit(2 * BASES, 3 * BASES)),
     "files to rewrite": (files_to_rewrite, Limit(12 * WASTEFUL, 30 * WASTEFUL)),
+    "swap of a copy": (swap_of_a_copy, Limit(40, 150)),
     "removal of directories": (removal_of_directories, Limit(5 * FILES, 5 * FILES)),
 }
