@@ -35,6 +35,8 @@ def client_of(pid: int, endpoint: str | None, tries: int | None) -> S3Client:
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
         retries=often,
+        # As many as a sweep lists at once.
+        max_pool_connections=16,
         s3={"addressing_style": "path"} if endpoint else None,
     )
     try:

@@ -101,10 +101,16 @@ class S3Inventory:
         return parsedate_to_datetime(date).astimezone(UTC)
 
     def delete_unfinished(self, paths: Sequence[str]) -> dict[str, str]:
-        """See `Inventory.delete_unfinished`; what is put on S3 has no unfinished form."""
+        """See `Inventory.delete_unfinished`: of a directory that was copied to the bucket."""
         for path in paths:
             check_unfinished(path)
-        return dict.fromkeys(paths, "S3 has no unfinished writes of that form")
+        store, failed = self._store, dict[str, str]()
+        for path in paths:
+            try:
+                store._client().delete_object(Bucket=store._bucket, Key=store._root + path)
+            except (ClientError, BotoCoreError) as error:
+                failed[path] = str(store._failed(error, "delete", path))
+        return failed
 
     def abort_uploads(self, uploads: Sequence[UnfinishedUpload]) -> dict[str, str]:
         """See `Inventory.abort_uploads`."""

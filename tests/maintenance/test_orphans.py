@@ -14,6 +14,8 @@ from cairn.layout import (
     is_directory,
     is_file,
     is_unfinished,
+    maintenance_directory,
+    maintenance_file,
     manifest_file,
     owner_directory,
     owner_file,
@@ -47,6 +49,7 @@ FILES = [
     shared_file(JOB, 3, 4, FILE_ID),
     task_manager_file(JOB, "7-ab12_x", FILE_ID),
     exclusive_file(JOB, 12, 3, FILE_ID),
+    maintenance_file(JOB, str(uuid4()), FILE_ID),
 ]
 DIRECTORIES = [
     shared_directory(JOB, 3, 4),
@@ -54,6 +57,8 @@ DIRECTORIES = [
     f"{JOB}/exclusive",
     f"{JOB}/chk-12",
     owner_directory(JOB),
+    maintenance_directory(JOB, str(uuid4())),
+    f"{JOB}/maintenance",
     f"{JOB}/shared",
     f"{JOB}/taskmanager-owned",
 ]

@@ -251,6 +251,16 @@ def test_unfinished_uploads_are_listed_and_aborted_one_by_one(moto_url: str) -> 
     assert list(inventory_of(open_store(f"{moto_url}/below")).unfinished_uploads("")) == []
 
 
+def test_unfinished_writes_that_were_copied_to_a_bucket_are_deleted(moto_url: str) -> None:
+    store = open_store(moto_url)
+    inventory = inventory_of(store)
+    client, bucket, root = s3_client(store)
+    for key in ("job/tm/.tmp-1", "job/tm/.tmp-2"):
+        client.put_object(Bucket=bucket, Key=root + key, Body=b"half")
+    assert inventory.delete_unfinished(["job/tm/.tmp-1", "job/tm/.tmp-3"]) == {}
+    assert [one.path for one in inventory.list_all(KeyRange("job/"))] == ["job/tm/.tmp-2"]
+
+
 def test_a_directory_that_another_tool_has_made_is_no_object(moto_url: str) -> None:
     store = open_store(moto_url)
     client, bucket, root = s3_client(store)
