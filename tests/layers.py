@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}
     | {"cairn.maintenance", "cairn.ownership", "cairn.savepoints"},
     "cairn.airflow_ext": BASICS | {"cairn.catalog", "cairn.maintenance"},
-    "spark_jobs": BASICS | {"cairn"},
+    "spark_jobs": BASICS | {"cairn", "cairn.catalog", "cairn.maintenance"},
     "dags": {"cairn.airflow_ext"},
     "demo": BASICS
     | {"cairn", "cairn.storage", "cairn.state", "cairn.segments", "cairn.catalog", "metastore"}

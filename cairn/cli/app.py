@@ -20,6 +20,7 @@ from cairn.cli import (
     inspect,
     job_commands,
     maintenance_commands,
+    materialize_command,
     metrics_command,
     savepoints,
     scrub_command,
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     verify_command.add_command(commands_, common)
     sweep_commands.add_commands(commands_, common)
     scrub_command.add_command(commands_, common)
+    materialize_command.add_command(commands_, common)
     housekeeping_command.add_command(commands_, common)
     compact_command.add_command(commands_, common)
     return parser

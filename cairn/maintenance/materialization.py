@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cairn.catalog.catalog import Catalog
@@ -16,12 +16,55 @@ from cairn.maintenance.breakers import PlannedDeletes
 from cairn.maintenance.fold import FoldReport, fold_shares
 from cairn.maintenance.fold_plan import due_shares, of_json, to_json, together
 from cairn.maintenance.held_lease import held_lease
-from cairn.maintenance.plans import Plan
-from cairn.maintenance.progress import Progress
+from cairn.maintenance.plans import Plan, store
+from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.ownership.check import require_owner
 from cairn.storage import ObjectStore
 from metastore.enums import MaintenanceAction, MaintenanceStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializationReport:
+    """What a materialization of a job has done; a dry run: what is due, and nothing done.
+
+    `due` subtasks, which a restore would read `due_bytes` of. The others are as in `FoldReport`.
+    """
+
+    job: str
+    dry_run: bool
+    due: int
+    due_bytes: int
+    folded: int = 0
+    unchanged: int = 0
+    refused: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    entries: int = 0
+
+
+def materialize_job(
+    catalog: Catalog, job_name: str, *, dry_run: bool = False, progress: Progress = silent
+) -> MaterializationReport:
+    """Plans the folds of a job that are due, stores the plan, and applies it.
+
+    A dry run changes nothing, and stores no plan.
+
+    Raises:
+        BadInputError, RefusedError, StoreFailedError, CorruptSegmentError: see `plan_folds` and
+            `apply_folds`. A retry makes a new plan, and folds what is not folded yet.
+    """
+    plan = plan_folds(catalog, job_name)
+    due = of_json(plan.content)
+    planned = MaterializationReport(
+        job=job_name,
+        dry_run=dry_run,
+        due=len(due),
+        due_bytes=sum(one.size_bytes for one in due),
+    )
+    if dry_run or plan.is_empty:
+        return planned
+    return replace(planned, **apply_folds(catalog, store(catalog, plan), progress))
 
 
 def plan_folds(catalog: Catalog, job_name: str) -> Plan:
@@ -70,11 +113,11 @@ def apply_folds(catalog: Catalog, plan: StoredPlan, progress: Progress) -> Mappi
     if plan.status is MaintenanceStatus.APPLIED:
         return plan.result or {}
     job = job_of(catalog, plan)
-    store = open_owned(catalog, job)
+    objects = open_owned(catalog, job)
     with held_lease(catalog, plan.job_id, plan.run_id) as lease:
         total = FoldReport()
         for some in together(of_json(plan.plan)):
-            total += fold_shares(catalog, job, store, lease, [one.share for one in some])
+            total += fold_shares(catalog, job, objects, lease, [one.share for one in some])
             progress("subtasks folded", len(some))
         result = asdict(total)
         catalog.run(
@@ -102,6 +145,6 @@ def open_owned(catalog: Catalog, job: JobFacts) -> ObjectStore:
     Raises:
         BadInputError, RefusedError, StoreFailedError: see `open_allowed` and `require_owner`.
     """
-    store = open_allowed(job)
-    require_owner(catalog, store, job.job_id)
-    return store
+    objects = open_allowed(job)
+    require_owner(catalog, objects, job.job_id)
+    return objects

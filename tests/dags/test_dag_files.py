@@ -29,6 +29,7 @@ def test_all_dag_files_import(facts: Facts) -> None:
     assert facts["import_errors"] == {}
     assert set(facts["dags"]) == {
         "drop_job",
+        "materialization",
         "metastore_housekeeping",
         "orphan_sweep",
         "scrub",

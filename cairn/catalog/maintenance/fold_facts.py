@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from cairn.catalog.cleanup.snapshot import JobFacts
 from cairn.catalog.job.segments import read_one_instant
@@ -12,6 +12,7 @@ from cairn.catalog.jobs import find_job
 from cairn.catalog.maintenance.folds import Share
 from cairn.keygroups import range_of
 from metastore.enums import MaterializedBy, SegmentKind
+from metastore.models import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,23 @@ _CHANGELOG = text("SELECT subtask, size_bytes FROM cairn.uncovered_changelog(:jo
 _AGE = text("""
     SELECT extract(epoch FROM now() - created_at) * 1000 FROM cairn.jobs WHERE job_id = :job_id
 """)
+
+
+def jobs_left_to_maintenance(connection: Connection) -> list[str]:
+    """Returns the names of the jobs whose newest run leaves their materialization to it, in order.
+
+    None that was dropped.
+    """
+    return list(
+        connection.scalars(
+            select(Job.name)
+            .where(
+                Job.materialized_by == MaterializedBy.MAINTENANCE,
+                Job.dropped_at.is_(None),
+            )
+            .order_by(Job.name)
+        )
+    )
 
 
 def read_fold_facts(connection: Connection, job_name: str) -> FoldFacts:
