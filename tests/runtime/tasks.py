@@ -72,6 +72,7 @@ def new_run(
         max_parallelism=MAX_PARALLELISM,
         num_retained=settings.num_retained,
         file_retention_ms=settings.file_retention_ms,
+        open_file_bytes=settings.open_file_bytes,
         key_schema={"fields": []},
         states=states,
         deleted_states=deleted,

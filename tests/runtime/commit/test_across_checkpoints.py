@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn import Job
@@ -166,6 +167,32 @@ def test_a_newer_run_continues_no_file_of_an_older_one(stream: Stream) -> None:
     assert files(stream.plan)[0] == before[0]
     assert len(files(stream.plan)) == 2
     stream.assert_whole()
+
+
+def known_open(stream: Stream) -> set[str]:
+    """Returns the files that the metastore takes for open."""
+    return set(
+        rows(
+            stream.plan,
+            "SELECT f.path FROM cairn.physical_files AS f WHERE cairn.is_open_file(f)",
+        )
+    )
+
+
+def at_rest(stream: Stream) -> set[str]:
+    """Returns the files that the executor's own records say it may continue."""
+    records = Path(stream.local_dir).rglob("pool/*.open")
+    return {msgspec.msgpack.decode(record.read_bytes())["path"] for record in records}
+
+
+def test_the_metastore_knows_every_file_that_an_executor_may_continue(stream: Stream) -> None:
+    for batch in range(3):
+        stream.batch(materializes=batch == 1)
+        assert at_rest(stream)
+        assert at_rest(stream) <= known_open(stream)
+    stream.restart(parallelism=2)
+    stream.batch()
+    assert known_open(stream) == set()
 
 
 def empty_the_open_file(stream: Stream) -> str:
