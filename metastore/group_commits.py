@@ -44,6 +44,12 @@ class GroupCommit(Base):
         Index(None, "file_id", postgresql_where=text("file_id IS NOT NULL")),
         Index(None, "job_id", "checkpoint_id"),
         Index(
+            "ix_group_commits__unchanged",
+            "job_id",
+            "checkpoint_id",
+            postgresql_where=text("status = 'LIVE' AND key_groups = '{}'"),
+        ),
+        Index(
             "ix_group_commits__live",
             "job_id",
             "checkpoint_id",

@@ -263,6 +263,19 @@ class PhysicalFile(Base):
             "maintenance_run_id",
             postgresql_where=text("maintenance_run_id IS NOT NULL"),
         ),
+        # What a plan looks for among all the files that stay.
+        Index(
+            "ix_physical_files__writing",
+            "job_id",
+            "file_id",
+            postgresql_where=text("status = 'WRITING'"),
+        ),
+        Index(
+            "ix_physical_files__empty",
+            "job_id",
+            "file_id",
+            postgresql_where=text("status = 'SEALED' AND live_segments = 0"),
+        ),
         Index(
             "ix_physical_files__wasteful",
             "job_id",

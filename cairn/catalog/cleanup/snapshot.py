@@ -285,11 +285,32 @@ _RELEASED_COMMITS = text("""
                 WHERE s.subtask <> ALL (c.replaced_subtasks)
             ) AS live_segments
         FROM cairn.group_commits AS c
-        WHERE c.job_id = :job_id
-          AND c.status = 'LIVE'
-          AND c.checkpoint_id > gaps.after
-          AND c.checkpoint_id < coalesce(gaps.before, 9223372036854775807)
-          AND cairn.is_covered(c.key_groups, c.checkpoint_id, gaps.until)
+        WHERE c.commit_id IN (
+            -- No base covers those after the newest base's state, and most of what is live is.
+            (
+                SELECT g.commit_id FROM cairn.group_commits AS g
+                WHERE g.job_id = :job_id
+                  AND g.status = 'LIVE'
+                  AND g.checkpoint_id > gaps.after
+                  AND g.checkpoint_id < coalesce(gaps.before, 9223372036854775807)
+                  AND g.checkpoint_id <= (SELECT max(u.until) FROM unnest(gaps.until) AS u (until))
+                  AND cairn.is_covered(g.key_groups, g.checkpoint_id, gaps.until)
+                ORDER BY g.checkpoint_id
+                LIMIT :most
+            )
+            UNION ALL
+            (
+                SELECT g.commit_id FROM cairn.group_commits AS g
+                WHERE g.job_id = :job_id
+                  AND g.status = 'LIVE'
+                  AND g.key_groups = '{}'
+                  AND g.checkpoint_id > gaps.after
+                  AND g.checkpoint_id < coalesce(gaps.before, 9223372036854775807)
+                  AND g.checkpoint_id > (SELECT max(u.until) FROM unnest(gaps.until) AS u (until))
+                ORDER BY g.checkpoint_id
+                LIMIT :most
+            )
+        )
         ORDER BY c.checkpoint_id
         LIMIT :most
     ) AS released
@@ -327,11 +348,28 @@ def _gaps(staying: Sequence[int], horizon: int | None) -> Iterator[tuple[int, in
         yield after, None
 
 
+# The view decides. These are all that it may have to condemn of a job that was not dropped, found
+# by an index each: alone, it would read every file that is not deleted.
+_MAY_BE_UNNEEDED = text("""
+    file_id = ANY (ARRAY(
+        SELECT f.file_id FROM cairn.physical_files AS f
+        WHERE f.job_id = :job_id AND f.status = 'WRITING'
+        UNION ALL
+        (
+            SELECT f.file_id FROM cairn.physical_files AS f
+            WHERE f.job_id = :job_id AND f.status = 'SEALED' AND f.live_segments = 0
+            LIMIT :most
+        )
+    ))
+""")
+
+
 def _unneeded_files(connection: Connection, job: JobFacts) -> tuple[UnneededFile, ...]:
     files = UNNEEDED_FILES.c
+    some = _MAY_BE_UNNEEDED.bindparams(job_id=job.job_id, most=PLAN_ROWS)
     rows = connection.execute(
         select(files.file_id, files.path, files.size_bytes, files.reason)
-        .where(files.job_id == job.job_id, files.is_condemnable)
+        .where(files.job_id == job.job_id, files.is_condemnable, true() if job.is_dropped else some)
         .order_by(files.epoch, files.file_id)
         .limit(PLAN_ROWS)
     )

@@ -299,6 +299,12 @@ CREATE INDEX ix_physical_files__retry_of ON cairn.physical_files (retry_of)
 CREATE INDEX ix_physical_files__undeleted ON cairn.physical_files (job_id, file_id)
     WHERE status <> 'DELETED';
 
+CREATE INDEX ix_physical_files__writing ON cairn.physical_files (job_id, file_id)
+    WHERE status = 'WRITING';
+
+CREATE INDEX ix_physical_files__empty ON cairn.physical_files (job_id, file_id)
+    WHERE status = 'SEALED' AND live_segments = 0;
+
 CREATE INDEX ix_physical_files__wasteful ON cairn.physical_files (job_id, dead_bytes, file_id)
     WHERE status = 'SEALED' AND dead_bytes > 0;
 
@@ -534,6 +540,9 @@ CREATE INDEX ix_group_commits__file_id ON cairn.group_commits (file_id) WHERE fi
 
 CREATE INDEX ix_group_commits__job_id_checkpoint_id
     ON cairn.group_commits (job_id, checkpoint_id);
+
+CREATE INDEX ix_group_commits__unchanged ON cairn.group_commits (job_id, checkpoint_id)
+    WHERE status = 'LIVE' AND key_groups = '{}';
 
 CREATE INDEX ix_group_commits__live ON cairn.group_commits (job_id, checkpoint_id)
     WHERE status = 'LIVE';
