@@ -19,9 +19,9 @@ def housekeep_one(job: str, *, dry_run: bool) -> dict[str, Any]:
         MetastoreError: the metastore failed; the retry continues.
     """
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
-    from cairn.maintenance.housekeeping import housekeep_job  # noqa: PLC0415
+    from cairn.maintenance.recorded_work import housekeep_and_record  # noqa: PLC0415
 
     with airflow_errors():
-        report = housekeep_job(find_catalog(), job, dry_run=dry_run)
+        report = housekeep_and_record(find_catalog(), job, dry_run=dry_run)
     log.info("%s", report)
     return asdict(report)

@@ -23,10 +23,10 @@ def scrub_one(job: str, params: Mapping[str, Any]) -> dict[str, Any]:
         StorageError, MetastoreError: a store failed; the retry reads another share.
     """
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
-    from cairn.maintenance.scrub import scrub_job  # noqa: PLC0415
+    from cairn.maintenance.recorded_work import scrub_and_record  # noqa: PLC0415
 
     with airflow_errors():
-        report = scrub_job(
+        report = scrub_and_record(
             find_catalog(),
             job,
             sample_percent=None if params["whole"] else params["sample_percent"],

@@ -13,7 +13,8 @@ from cairn.catalog.migrate import require_current
 from cairn.cli.commands import print_rows
 from cairn.cli.output import fail, progress_bars
 from cairn.errors import CairnError
-from cairn.maintenance.housekeeping import HousekeepingReport, housekeep_job
+from cairn.maintenance.housekeeping import HousekeepingReport
+from cairn.maintenance.recorded_work import housekeep_and_record
 
 _TIMEOUT_MS = 60_000
 
@@ -51,7 +52,7 @@ def housekeeping(catalog: Catalog, arguments: Namespace) -> int:
         for job in chosen:
             bars.update(task, description=job)
             try:
-                reports.append(housekeep_job(catalog, job, dry_run=arguments.dry_run))
+                reports.append(housekeep_and_record(catalog, job, dry_run=arguments.dry_run))
             except CairnError as error:
                 code = code or fail(error)
             bars.advance(task)

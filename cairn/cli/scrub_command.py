@@ -16,7 +16,8 @@ from cairn.catalog.jobs import find_job
 from cairn.catalog.migrate import require_current
 from cairn.cli.commands import print_rows
 from cairn.cli.output import progress_bars
-from cairn.maintenance.scrub import DEFAULT_SAMPLE_PERCENT, ScrubReport, find_damage, scrub_job
+from cairn.maintenance.recorded_work import scrub_and_record
+from cairn.maintenance.scrub import DEFAULT_SAMPLE_PERCENT, ScrubReport, find_damage
 from cairn.units import parse_size_bytes
 
 _TIMEOUT_MS = 60_000
@@ -73,7 +74,7 @@ def scrub(catalog: Catalog, arguments: Namespace) -> int:
     catalog = replace(catalog, timeout_ms=_TIMEOUT_MS)
     with progress_bars() as bars:
         task = bars.add_task("reading segments", total=None)
-        report = scrub_job(
+        report = scrub_and_record(
             catalog,
             arguments.job,
             sample_percent=None if arguments.whole else arguments.sample,

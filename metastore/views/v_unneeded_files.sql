@@ -122,6 +122,7 @@ WHERE f.status <> 'DELETED'
                     WHERE checkpoints.job_id = f.job_id
                       AND checkpoints.epoch = f.epoch
                       AND checkpoints.status IN ('CONFIRMED', 'SUBSUMED')
+                    OFFSET 0
                 )
             )
             OR EXISTS (

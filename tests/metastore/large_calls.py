@@ -335,7 +335,8 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     "start of a materialization": (start_of_a_materialization, Limit(5, 40)),
     "end of a materialization": (end_of_a_materialization, Limit(10, 60)),
     "installation of a base": (installation_of_a_base, Limit(30, 150)),
-    "installation of an increment": (installation_of_an_increment, Limit(20, 100)),
+    # With the indexes of what a plan looks for: three pages a file.
+    "installation of an increment": (installation_of_an_increment, Limit(20, 110)),
     "replay of a subtask": (
         one_instant(lambda job, c: replay_of(c, job.job_id, NEWEST, OWN)),
         Limit(LIVE + 500, 3000),
