@@ -30,6 +30,8 @@ from cairn.maintenance.housekeeping import trim_job
 
 CLEANUP_BATCHES = 600
 SAMPLES = 30
+MOST_GROWTH = 1.2
+"""Of a call, from when the history is full for the first time."""
 VACUUM_SHARE = 0.2
 """PostgreSQL's default: autovacuum comes when so much of a table is dead. A year in minutes leaves
 it no time, so it is done here."""
@@ -176,6 +178,13 @@ def main(arguments: list[str]) -> int:
             ),
         )
     console.print(table)
+    first, last = found[0], found[-1]
+    for name, ratio in (
+        ("begin", last.begin_ms / first.begin_ms),
+        ("ack", last.ack_ms / first.ack_ms),
+        ("MB", last.size_mb / first.size_mb),
+    ):
+        console.print(f"{name}, last over first: {ratio:.2f} (wanted: at most {MOST_GROWTH})")
     return 0
 
 

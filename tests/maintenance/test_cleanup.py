@@ -377,3 +377,11 @@ def test_a_backlog_larger_than_one_plan_is_deleted_in_one_cleanup(job: Synthetic
     )
     assert retained == [6, number - 1, number]
     assert job.needed == job.objects()
+
+
+def test_a_plan_has_all_that_the_view_would_condemn(metastore_url: str, tmp_storage: str) -> None:
+    job = SyntheticJob(metastore_url, tmp_storage).create()
+    in_view = "SELECT file_id FROM cairn.v_unneeded_files WHERE is_condemnable AND job_id = :job"
+    snapshot = job.catalog.run("reading", lambda c: read_snapshot(c, job.name))
+    assert {(file.file_id,) for file in snapshot.unneeded_files} == set(job.execute(in_view))
+    assert {file.reason[:6] for file in snapshot.unneeded_files} == {"sealed", "its wr"}
