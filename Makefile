@@ -4,6 +4,8 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 MINUTES ?= 10
 FUZZ_ARGS ?=
+SEED ?=
+ROUNDS ?=
 WORKERS ?= 2
 
 BIN := .venv/bin
@@ -14,7 +16,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore bench-maintenance picture test test-fast mutants fuzz lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore bench-maintenance picture test test-fast mutants fuzz soak lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -61,6 +63,9 @@ mutants: $(READY) ## Break the code on purpose and show which test notices (MUTA
 
 fuzz: $(READY) ## Fuzz readers of bytes, and processors on both engines (MINUTES=10; FUZZ_ARGS="--cases 9 manifest")
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
+
+soak: $(READY) ## Run the model of maintenance at random (MINUTES=60; SEED=… ROUNDS=1 plays a round again)
+	@$(BIN)/python -m tests.model.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 lint: $(READY) ## Check style and types only
 	@$(BIN)/ruff check --quiet

@@ -111,7 +111,8 @@ def _emptied(files: Iterable[SealedFile], deaths: Mapping[UUID, int]) -> Iterato
     """Yields the files all of whose live segments die."""
     # By count: the snapshot has the released segments only, the file's row counts all live ones.
     for file in files:
-        if file.live_segments == deaths.get(file.file_id, 0):
+        # One without any is among those that nothing needs already.
+        if 0 < file.live_segments == deaths.get(file.file_id, 0):
             yield UnneededFile(
                 file_id=file.file_id,
                 path=file.path,

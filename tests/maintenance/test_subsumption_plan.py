@@ -15,6 +15,7 @@ from cairn.catalog.cleanup.snapshot import (
     RETAINED,
     CleanupSnapshot,
     JobFacts,
+    ReleasedCommit,
     ReleasedSegment,
     RetainedCheckpoint,
     SealedFile,
@@ -261,6 +262,33 @@ def test_a_file_is_condemned_with_its_last_segments_and_the_reason_says_so() -> 
         emptied: "sealed, and no retained checkpoint needs its last live segments (1)",
         unneeded: "as the view says",
     }
+    assert plan.freed_bytes == SIZE_BYTES
+
+
+def test_a_file_without_a_live_segment_is_planned_once() -> None:
+    """All attempts in it were replaced, and the group commit that names it dies now."""
+    replaced = UUID(int=1)
+    found = ModelJob(2, 1, dict.fromkeys((1, 2, 3), CheckpointStatus.CONFIRMED), []).snapshot()
+    snapshot = replace(
+        found,
+        commits=(
+            ReleasedCommit(
+                commit_id=UUID(int=2),
+                file_id=replaced,
+                first_checkpoint=1,
+                released_checkpoint=2,
+                live_segments=0,
+            ),
+        ),
+        sealed_files=(
+            SealedFile(file_id=replaced, path="a", size_bytes=SIZE_BYTES, live_segments=0),
+        ),
+        unneeded_files=(
+            UnneededFile(file_id=replaced, path="a", size_bytes=SIZE_BYTES, reason="no segment"),
+        ),
+    )
+    plan = plan_subsumption(snapshot)
+    assert [file.file_id for file in plan.condemned_files] == [replaced]
     assert plan.freed_bytes == SIZE_BYTES
 
 

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -51,6 +53,8 @@ class World:
         self.now_s = 0.0
         self.timeline = 1
         self.expected: dict[tuple[str, int], State] = {}
+        self._passed: list[tuple[float, float]] = []
+        self._final: set[tuple[str, int]] = set()
         self._read: dict[tuple[str, int], tuple[str, ...]] = {}
 
     @property
@@ -93,6 +97,13 @@ class World:
             connection.execute(text(statement), {"jobs": job_ids})
 
         self.catalog.run("letting time pass", work)
+        # A little before: the clock of files is coarse, and none must look older than it is.
+        self._passed.append((time.time() - 0.02, seconds))
+
+    def seen_at(self, moment: datetime) -> datetime:
+        """Returns when a file was made, as machines say after all time that has passed since."""
+        made_s = moment.timestamp()
+        return moment - timedelta(seconds=sum(s for at_s, s in self._passed if at_s > made_s))
 
     # ------------------------------------------------------------------ what must hold
 
@@ -106,8 +117,11 @@ class World:
         )
         for row in found:
             key = (job_id, row.checkpoint_id)
-            if key in self.expected and row.status == "CONFIRMED" and key in self._read:
+            if key in self._final:
                 continue
+            if row.status == "CONFIRMED":
+                # From now on nobody acknowledges it any more.
+                self._final.add(key)
             state = dict(self.expected.get((job_id, row.parent_checkpoint or 0), {}))
             for subtask, attempt in self.rows(
                 "SELECT subtask, task_attempt FROM cairn.subtask_acks"
@@ -134,7 +148,10 @@ class World:
             # Objects never change, so what was read before reads the same.
             if self._read.get(key) != ids:
                 state = snapshot(store, handles, EVERYTHING, job=job_id)
-                assert state == self.expected[key], f"checkpoint {checkpoint_id} reads otherwise"
+                assert state == self.expected[key], (
+                    f"checkpoint {checkpoint_id} has {state.items() - self.expected[key].items()}"
+                    f" and lacks {self.expected[key].items() - state.items()}"
+                )
                 self._read[key] = ids
 
     def _handles(self, job_id: str, checkpoint_id: int) -> list[SegmentHandle]:
@@ -215,7 +232,9 @@ class World:
             self._be_on(connection, self.timeline + 1)
 
         self.catalog.run("restoring a backup", work)
+        # The ids of the lost checkpoints may be given again.
         self._read.clear()
+        self._final.clear()
 
 
 def _aged(seconds: float) -> str:
