@@ -209,7 +209,10 @@ class Application:
         self._put(file, [data])
         handle = spec.at(file[1])
         written = [(WrittenFile(file[0], len(data)), handle)]
-        self.catalog.run("install", lambda c: install(c, batch, subtask, written, replaced))
+        self.catalog.run(
+            "install",
+            lambda c: install(c, batch, subtask, written, None if replaced is None else replay),
+        )
         done = Materialized.of([handle])
         self.catalog.run("end", lambda c: record_end(c, made_id, done, None))
 

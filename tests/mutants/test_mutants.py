@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.mutants.mutant import ROOT, Mutant, mutants
+
+RULES = ROOT / "tests" / "mutants" / "rules.md"
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
@@ -17,3 +21,13 @@ def test_a_mutant_changes_one_place_and_its_tests_exist(mutant: Mutant) -> None:
 def test_mutants_have_names_of_their_own() -> None:
     names = [mutant.name for mutant in mutants()]
     assert len(set(names)) == len(names)
+
+
+def test_each_rule_of_maintenance_is_broken_on_purpose() -> None:
+    table = re.findall(r"^\| (\d+): [^|]+ \| (.+) \|$", RULES.read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in table] == list(range(1, 14))
+    known = {mutant.name for mutant in mutants()}
+    for number, cell in table:
+        named = re.findall(r"\*([^*]+)\*", cell)
+        assert named, f"rule {number} has no mutant"
+        assert set(named) <= known, number
