@@ -22,9 +22,17 @@ because what waits for deletion is then at most 10 minutes of a job's output, be
   `embedded:<directory>`, and what the storage needs, such as AWS credentials.
 * It has `CAIRN_STORAGES`, too: the storages that may be cleaned, such as `s3://bucket/state`, or
   directories above them, separated by spaces. A job whose storage is not below one fails at once.
-* The pool exists: `airflow pools set cairn_maintenance 4 "Cairn maintenance"`. Without it the
-  `clean` tasks wait for ever, and the Dag page shows a warning. Its slots are the number of jobs
-  cleaned at once.
+* The pool exists: `airflow pools set cairn_maintenance 4 "Cairn maintenance"`. Without it
+  `preflight` fails after 5 minutes, and says so. Its slots are the number of jobs cleaned at once.
+
+## When a circuit breaker speaks
+A plan that would leave nothing of a job's state, that deletes more than `CAIRN_MAX_DELETED_SIZE`
+in an hour (1 TiB) or more than `CAIRN_MAX_DELETED_SHARE` of the files, or that was made by a clock
+which went back, is not applied until a person approves it: under *Required Actions*, within 30
+minutes, or from a shell with the command that is shown there. Nothing else of that job is deleted
+meanwhile; the other jobs are cleaned at once, and the next run begins when the answer is there.
+Without an answer `apply` is skipped, the plan stays REFUSED, and the next run asks again. `cairn
+runs JOB` says who has passed what.
 
 ## Trigger form
 | field | meaning |
@@ -35,13 +43,16 @@ because what waits for deletion is then at most 10 minutes of a job's output, be
 A run that is given any other param fails and changes nothing: a misspelt `job` would mean all jobs.
 
 ## Reading the result
-One `clean` task a job, named after it; its return value and last log line are the report.
+One `clean.plan` and `clean.apply` a job, named after it. The return value of `plan` has the plan's
+id, for `cairn runs` and `cairn apply`; that of `apply`, and its last log line, are the report. A
+backlog that one plan does not hold is planned and applied further by `apply`.
 `summarise` returns the sums. `waiting_files` and `waiting_bytes` wait for `cairn.file-retention`,
 the first of them until `next_delete_at`. `failed_deletes` above 0 fails the task, which is retried;
 the errors are in `cairn.deletions.last_error`. A task that fails at once, without a retry, was
 refused: the log says what was found and what to do.
 
-Next: `cairn files JOB` shows the remaining files and their space amplification;
+Next: `cairn space JOB` says what the job's bytes are kept by, and `cairn explain OBJECT` why one is
+there; `cairn files JOB` shows the remaining files and their space amplification;
 `cairn cleanup --dry-run` shows what the next run would do.
 """
 
@@ -50,10 +61,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Param, dag, task, task_group
 
-from cairn.airflow_ext.maintenance import clean_job, jobs_to_clean, params_of_run, total
+from cairn.airflow_ext.approval import PassBreakers
+from cairn.airflow_ext.maintenance import (
+    apply_cleanup,
+    jobs_to_clean,
+    params_of_run,
+    plan_cleanup,
+    total,
+)
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 
 
 @dag(
@@ -91,21 +110,37 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
     },
 )
 def subsumption_cleanup() -> None:
-    """Lists the jobs, cleans each in a mapped task and adds up the results."""
+    """Lists the jobs; plans, has approved if need be, and applies for each; adds up the results."""
 
     @task
     def list_jobs() -> list[str]:
         return jobs_to_clean(params_of_run()["job"])
 
-    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
-    def clean(job: str) -> dict[str, Any]:
-        return clean_job(job, dry_run=params_of_run()["dry_run"])
+    @task_group
+    def clean(job: str) -> Any:  # noqa: ANN401 - an XCom
+        @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
+        def plan(job: str) -> dict[str, Any]:
+            return plan_cleanup(job, dry_run=params_of_run()["dry_run"])
+
+        @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['planned']['job'] }}")
+        def apply(planned: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+            return apply_cleanup(planned, answer)
+
+        planned = plan(job=job)
+        approve = PassBreakers(
+            task_id="approve",
+            planned=planned,
+            map_index_template="{{ task.planned['job'] }}",
+        )
+        return apply(planned=planned, answer=approve.output)  # type: ignore[arg-type]
 
     @task(trigger_rule="none_failed")
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
         return total(reports)
 
-    summarise(clean.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+    jobs = list_jobs()
+    preflight() >> jobs
+    summarise(clean.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
 
 
 subsumption_cleanup()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn.errors import BadInputError, RefusedError, StorageError
+from cairn.airflow_ext.errors import airflow_errors
+from cairn.airflow_ext.plans import apply_planned, plan_for
+from cairn.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -77,22 +78,57 @@ def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
     return {**asdict(report), "next_delete_at": next_at and next_at.isoformat()}
 
 
-def total(reports: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns the number of jobs and the sum of each count of their cleanup reports."""
+def plan_cleanup(job: str, *, dry_run: bool) -> dict[str, Any]:
+    """Stores a plan of a job's subsumption; of a dry run it only reports what a cleanup would do.
+
+    Returns what `cairn.airflow_ext.plans.plan_for` does, with `report` (None: it is no dry run).
+
+    Raises:
+        AirflowFailException: it was refused, or the input is wrong; never retried.
+    """
+    if dry_run:
+        nothing = {"action": "subsumption", "plan": None, "files": 0, "size_bytes": 0}
+        return {**nothing, "job": job, "breakers": [], "report": clean_job(job, dry_run=True)}
+    return {**plan_for("subsumption", job), "report": None}
+
+
+def apply_cleanup(planned: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Applies what `plan_cleanup` has stored, then cleans up what one plan does not hold.
+
+    Returns the sum of both as a `CleanupReport` in a dict.
+
+    Raises:
+        AirflowSkipException: see `apply_planned`.
+        AirflowFailException, StorageError: see `clean_job`.
+    """
+    if planned["report"] is not None:
+        return dict(planned["report"])
+    first = apply_planned(planned, answer)
+    rest = clean_job(planned["job"], dry_run=False)
+    return rest | {name: rest[name] + first.get(name, 0) for name in _CHANGES}
+
+
+_CHANGES = (
+    "subsumed_checkpoints",
+    "dead_segments",
+    "condemned_files",
+    "deleted_files",
+    "freed_bytes",
+    "trimmed_checkpoints",
+    "trimmed_files",
+)
+
+
+def total(reports: Iterable[Mapping[str, Any]] | Mapping[str, Any] | None) -> dict[str, int]:
+    """Returns the number of jobs and the sum of each count of their cleanup reports.
+
+    Of a task group that was mapped over one job, Airflow 3.3 gives its report without a list.
+    """
     sums = {"jobs": 0}
-    for report in reports:
+    for report in [reports] if isinstance(reports, Mapping) else reports or []:
         sums["jobs"] += 1
         for name, value in report.items():
             if isinstance(value, int) and name != "dry_run":
                 sums[name] = sums.get(name, 0) + value
     log.info("%s", sums)
     return sums
-
-
-@contextmanager
-def airflow_errors() -> Iterator[None]:
-    """Makes errors that trying again cannot help fail the task at once."""
-    try:
-        yield
-    except (BadInputError, RefusedError) as error:
-        raise AirflowFailException(str(error)) from error

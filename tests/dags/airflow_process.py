@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +101,43 @@ def run(folder: str, given: Any) -> dict[str, Any]:
     from airflow.dag_processing.dagbag import DagBag
 
     os.environ["AIRFLOW__CORE__DAG_RUN_CONF_OVERRIDES_PARAMS"] = str(given["overrides_params"])
+    if given.get("answer"):
+        threading.Thread(target=give_answer, args=[given["answer"]], daemon=True).start()
     done = DagBag(folder).dags[given.get("dag", DAG_ID)].test(run_conf=given["conf"])
     states = {f"{task.task_id}[{task.map_index}]": task.state for task in done.get_task_instances()}
     return {"state": done.state, "tasks": states}
+
+
+def give_answer(choice: str) -> None:
+    """Answers the first question that a task asks people, as Airflow's API does."""
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.trigger import handle_event_submit
+    from airflow.triggers.base import TriggerEvent
+    from airflow.utils.session import create_session
+    from airflow.utils.state import TaskInstanceState
+    from sqlalchemy import select
+
+    asked = (
+        select(HITLDetail, TaskInstance)
+        .join(TaskInstance, TaskInstance.id == HITLDetail.ti_id)
+        .where(
+            HITLDetail.responded_at.is_(None),
+            TaskInstance.state == TaskInstanceState.AWAITING_INPUT,
+        )
+    )
+    while True:
+        with create_session() as session:
+            if (found := session.execute(asked).first()) is not None:
+                detail, instance = found
+                detail.responded_by = {"id": "1", "name": "ada"}
+                detail.responded_at = datetime.now(UTC)
+                detail.chosen_options = [choice]
+                detail.params_input = {}
+                event = TriggerEvent(detail.as_resume_event_payload())  # type: ignore[no-untyped-call]
+                handle_event_submit(event, task_instance=instance, session=session)
+                return
+        time.sleep(0.2)
 
 
 def clean(_: str, job: str) -> list[str]:

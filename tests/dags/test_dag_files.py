@@ -70,12 +70,19 @@ def test_tasks_have_an_owner_retries_and_a_timeout(facts: Facts) -> None:
 def test_the_cleanup_maps_one_task_per_job_in_the_pool(facts: Facts) -> None:
     tasks = facts["dags"]["subsumption_cleanup"]["tasks"]
     assert {name: task["upstream"] for name, task in tasks.items()} == {
-        "list_jobs": [],
-        "clean": ["list_jobs"],
-        "summarise": ["clean"],
+        "pool_slot": [],
+        "preflight": [],
+        "list_jobs": ["preflight"],
+        "clean.plan": ["list_jobs"],
+        "clean.approve": ["clean.plan"],
+        "clean.apply": ["clean.approve", "clean.plan"],
+        "summarise": ["clean.apply"],
     }
-    assert tasks["clean"]["mapped"]
-    assert tasks["clean"]["pool"] == "cairn_maintenance"
+    for name in ("pool_slot", "clean.plan", "clean.apply"):
+        assert tasks[name]["pool"] == "cairn_maintenance"
+    # Who waits for an answer, or looks for the pool, takes no slot of it.
+    for name in ("preflight", "clean.approve"):
+        assert tasks[name]["pool"] == "default_pool"
 
 
 def test_the_trigger_form_defaults_to_all_jobs_for_real(facts: Facts) -> None:

@@ -51,4 +51,5 @@ def test_the_summary_adds_up_the_reports(airflow: Airflow) -> None:
         {"job": "b", "dry_run": False, "deleted_files": 1, "freed_bytes": 5},
     ]
     assert airflow.ask("total", reports) == {"jobs": 2, "deleted_files": 3, "freed_bytes": 15}
-    assert airflow.ask("total", []) == {"jobs": 0}
+    assert airflow.ask("total", reports[0]) == {"jobs": 1, "deleted_files": 2, "freed_bytes": 10}
+    assert airflow.ask("total", []) == airflow.ask("total", None) == {"jobs": 0}

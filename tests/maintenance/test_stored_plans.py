@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import Connection, make_url, text
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.maintenance.plans import StoredPlan
@@ -133,6 +133,37 @@ def test_a_plan_that_leaves_nothing_is_refused_until_somebody_passes_it(
     )
     assert [decision for decision, _ in decisions] == ["REFUSED", "PASSED"]
     assert "by ada: nothing is left" in decisions[1][1]
+
+
+def test_a_manifest_alone_is_no_state_that_is_left(job: SyntheticJob) -> None:
+    lose_what_is_live(job)
+    path = f"{job.job_id}/chk-5/_metadata"
+
+    def add(connection: Connection) -> None:
+        file_id = job.add_file(connection, path, segments=2)
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        connection.execute(
+            text(
+                "UPDATE cairn.physical_files SET live_segments = 1, live_bytes = 1"
+                " WHERE file_id = :file"
+            ),
+            {"file": file_id},
+        )
+
+    job.catalog.run("adding a manifest", add)
+    assert planned(job).spoken == ("empty-live-set",)
+
+
+def test_a_job_whose_newest_bases_are_empty_may_lose_all_its_files(job: SyntheticJob) -> None:
+    lose_what_is_live(job)
+    job.execute(
+        "INSERT INTO cairn.materializations (materialization_id, job_id, epoch, subtask,"
+        " finished_at, kind, entries) SELECT gen_random_uuid(), :job, 2, s, now(), 'keyed_full', 0"
+        " FROM generate_series(0, 1) AS s"
+    )
+    assert planned(job).spoken == ()
+    job.execute("UPDATE cairn.materializations SET entries = 1 WHERE subtask = 1")
+    assert planned(job).spoken == ("empty-live-set",)
 
 
 def test_bytes_beyond_the_limit_are_refused_also_in_several_plans(

@@ -19,6 +19,8 @@ from metastore.models import Job, MaintenanceDecision, MaintenanceRun
 PLAN_LIFE_MIN = 60
 """A plan older than this, by the database's clock, is refused."""
 
+_OPEN = (MaintenanceStatus.PLANNED, MaintenanceStatus.REFUSED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPlan:
@@ -38,7 +40,10 @@ class NewPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlan:
-    """A maintenance run's row. `result` is what applying it has changed, once it is over."""
+    """A maintenance run's row. `result` is what applying it has changed, once it is over.
+
+    One that `is_expired` is too old to be applied, and was not.
+    """
 
     run_id: UUID
     job_id: str
@@ -53,6 +58,7 @@ class StoredPlan:
     planned_at: datetime
     breakers: Sequence[Mapping[str, str]]
     passed_by: str | None
+    is_expired: bool
 
     @property
     def spoken(self) -> tuple[str, ...]:
@@ -110,6 +116,11 @@ def read_plan(connection: Connection, run_id: UUID) -> StoredPlan:
             run.planned_at,
             run.breakers,
             run.passed_by,
+            (
+                run.status.in_(_OPEN)
+                & (func.now() - run.planned_at > func.make_interval(0, 0, 0, 0, 0, PLAN_LIFE_MIN))
+                | (run.status == MaintenanceStatus.FAILED)
+            ).label("is_expired"),
         )
         .join(Job, Job.job_id == run.job_id)
         .where(run.maintenance_run_id == run_id)

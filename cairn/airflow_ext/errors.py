@@ -1,0 +1,19 @@
+"""What becomes of Cairn's errors in a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from cairn.errors import BadInputError, RefusedError
+
+
+@contextmanager
+def airflow_errors() -> Iterator[None]:
+    """Makes errors that trying again cannot help fail the task at once."""
+    try:
+        yield
+    except (BadInputError, RefusedError) as error:
+        raise AirflowFailException(str(error)) from error
