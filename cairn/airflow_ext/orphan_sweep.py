@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cairn.airflow_ext.maintenance import airflow_errors
+from cairn.airflow_ext.errors import airflow_errors
 from cairn.errors import StorageError
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from cairn.airflow_ext.maintenance import airflow_errors
+from cairn.airflow_ext.errors import airflow_errors
 
 log = logging.getLogger(__name__)
 
