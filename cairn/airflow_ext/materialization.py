@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from cairn.airflow_ext.maintenance import airflow_errors
+from cairn.airflow_ext.errors import airflow_errors
 
 log = logging.getLogger(__name__)
 
