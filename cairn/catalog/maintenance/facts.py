@@ -8,6 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
+from cairn.errors import FencedError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNow:
@@ -81,6 +83,13 @@ _NOW = text("""
 
 
 def job_now(connection: Connection, job_id: str, files: Sequence[UUID], *, most: int) -> JobNow:
-    """Returns what there is of a job besides the files of a plan, of which `most` are counted."""
-    row = connection.execute(_NOW, {"job_id": job_id, "files": list(files), "most": most}).one()
+    """Returns what there is of a job besides the files of a plan, of which `most` are counted.
+
+    Raises:
+        FencedError: the job was dropped, and its rows are gone.
+    """
+    given = {"job_id": job_id, "files": list(files), "most": most}
+    row = connection.execute(_NOW, given).one_or_none()
+    if row is None:
+        raise FencedError("the metastore has no such job any more: it was dropped", job=job_id)
     return JobNow(**row._mapping)
