@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 
@@ -43,13 +42,15 @@ NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 CLOCKS = Clocks(storage=NOW, database=NOW)
 OLD = NOW - timedelta(days=2)
 ROOT = RootFacts(now=NOW, owned_since=NOW - timedelta(days=99), is_confirmed=False)
-FILE_ID = str(uuid4())
+# Written down: pytest names tests by them, and its workers have to find the same names.
+FILE_ID = "0b5f3f0e-6a51-4d0b-9c39-3c7ad5a1d5d2"
+RUN_ID = "7f1f9d6c-2f0a-4b52-8c8e-9b1c7e0a4f11"
 
 FILES = [
     shared_file(JOB, 3, 4, FILE_ID),
     task_manager_file(JOB, "7-ab12_x", FILE_ID),
     exclusive_file(JOB, 12, 3, FILE_ID),
-    maintenance_file(JOB, str(uuid4()), FILE_ID),
+    maintenance_file(JOB, RUN_ID, FILE_ID),
 ]
 DIRECTORIES = [
     shared_directory(JOB, 3, 4),
@@ -57,7 +58,7 @@ DIRECTORIES = [
     f"{JOB}/exclusive",
     f"{JOB}/chk-12",
     owner_directory(JOB),
-    maintenance_directory(JOB, str(uuid4())),
+    maintenance_directory(JOB, RUN_ID),
     f"{JOB}/maintenance",
     f"{JOB}/shared",
     f"{JOB}/taskmanager-owned",
