@@ -22,9 +22,9 @@ class Breaker(StrEnum):
     EMPTY_LIVE_SET = "empty-live-set"
     """Nothing would be left, although something has to be."""
     SHARE = "share"
-    """More than a share of what there is would go."""
+    """More than a share of what there is would be deleted."""
     BYTES = "bytes"
-    """More bytes would go in an hour than ever should."""
+    """More bytes would be deleted in an hour than ever should."""
     MATCH_RATE = "match-rate"
     """Few of the listed objects have rows: it may be another job's root, or another spelling."""
     FAILED_PAGE = "failed-page"
@@ -144,7 +144,7 @@ def _share(planned: PlannedDeletes, limits: Limits) -> Spoken | None:
         return None
     return Spoken(
         breaker=Breaker.SHARE,
-        found=f"{planned.files} files go and {planned.left_files} stay",
+        found=f"{planned.files} files would be deleted and {planned.left_files} kept",
         limit=f"{SHARE_VARIABLE} is {limits.max_share_percent} %",
     )
 
@@ -154,7 +154,7 @@ def _bytes(planned: PlannedDeletes, limits: Limits) -> Spoken | None:
         return None
     return Spoken(
         breaker=Breaker.BYTES,
-        found=f"{planned.size_bytes} bytes go, after {planned.recent_bytes} in the last hour",
+        found=f"{planned.size_bytes} bytes would be deleted, after {planned.recent_bytes} in the last hour",
         limit=f"{BYTES_VARIABLE} is {limits.max_bytes} bytes in an hour",
     )
 

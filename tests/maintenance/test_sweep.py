@@ -504,7 +504,9 @@ def refused(job: SyntheticJob, orphans: list[str], monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name)
     monkeypatch.setattr(Clocks, "is_old", lambda *_: True)
     rows = dump(job.url)["quarantined_objects"]
-    with pytest.raises(RefusedError, match=r"a circuit breaker spoke.*7 files go and 6 stay.*--by"):
+    with pytest.raises(
+        RefusedError, match=r"a circuit breaker spoke.*7 files would be deleted and 6 kept.*--by"
+    ):
         swept(job)
     assert dump(job.url)["quarantined_objects"] == rows
     [(run_id, status)] = job.execute(

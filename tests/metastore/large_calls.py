@@ -378,6 +378,6 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     ),
     "live segments of 50 files": (live_segments_of_files, Limit(2 * BASES, 3 * BASES)),
     "files to rewrite": (files_to_rewrite, Limit(12 * WASTEFUL, 30 * WASTEFUL)),
-    "swap of a copy": (swap_of_a_copy, Limit(40, 150)),
+    "swap of a copy": (swap_of_a_copy, Limit(40, 180)),
     "removal of directories": (removal_of_directories, Limit(5 * FILES, 5 * FILES)),
 }

@@ -104,6 +104,11 @@ def jobs(tenants: Tenants, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             f" (gen_random_uuid(), '{job.job_id}', '{job.job_id}/a', 'a test', 1, '1', now(),"
             " gen_random_uuid(), now() + INTERVAL '7 days')"
         )
+        tenants.sql(
+            "INSERT INTO cairn.maintenance_decisions (maintenance_run_id, decision, reason, job_id)"
+            " SELECT maintenance_run_id, 'SKIPPED', 'a test', job_id FROM cairn.maintenance_runs"
+            f" WHERE job_id = '{job.job_id}' LIMIT 1"
+        )
         sweeper = Catalog(tenants.login(tenant, "cairn_maintainer"))
         sweeper.run("setting aside", lambda c: c.execute(text(quarantine)))  # noqa: B023
     return made
@@ -167,6 +172,7 @@ def test_no_view_and_no_function_but_those_that_ask_has_its_owners_rights(tenant
     )
     found = set(Catalog(tenants.url).run("testing", lambda c: c.scalars(definers).all()))
     guarded = {"covered_until", "released_at", "uncovered_changelog"}
+    guarded |= {"kept_checkpoints", "live_ranges", "live_space"}
     assert found == guarded | {"is_visible"}
 
 
@@ -245,10 +251,16 @@ def test_functions_that_read_tell_nothing_of_another_tenants_job(
     tenants: Tenants, jobs: dict[str, Steps]
 ) -> None:
     theirs = jobs["theirs"].job_id
+    [(file_id,)] = jobs["theirs"].sql(
+        "SELECT file_id FROM cairn.physical_files WHERE job_id = :job AND live_segments > 0 LIMIT 1"
+    )
     for call in (
         "cairn.covered_until(:other, NULL)",
         "cairn.released_at(:other, '{[0,8)}', 1)",
         "(SELECT count(*) FROM cairn.uncovered_changelog(:other, NULL) HAVING count(*) > 0)",
+        "(SELECT count(*) FROM cairn.kept_checkpoints(:other) HAVING count(*) > 0)",
+        f"(SELECT count(*) FROM cairn.live_ranges(:other, '{file_id}') HAVING count(*) > 0)",
+        "(SELECT nullif(live_bytes + pinned_bytes, 0) FROM cairn.live_space(:other))",
     ):
         query = f"SELECT {call}"
         assert jobs["theirs"].sql(query, other=theirs) != [(None,)], call

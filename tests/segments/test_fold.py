@@ -137,6 +137,16 @@ PREFIX = entry_prefix(1, 1, b"a")
     sort_bytes=1,
     is_spooled=False,
 )
+@example(
+    drawn=[
+        (SegmentKind.CHANGELOG, EVERYTHING, [(PUT, PREFIX + b"x", b"older")]),
+        (SegmentKind.CHANGELOG, EVERYTHING, [(DELETE_PREFIX, PREFIX, None)]),
+    ],
+    wanted=EVERYTHING,
+    chunk_bytes=1,
+    sort_bytes=1,
+    is_spooled=False,
+)
 def test_the_fold_of_any_history_is_its_snapshot(
     store: ObjectStore,
     drawn: list[tuple[SegmentKind, KeyGroupRange, list[Change]]],
