@@ -154,8 +154,8 @@ def _bytes(planned: PlannedDeletes, limits: Limits) -> Spoken | None:
         return None
     return Spoken(
         breaker=Breaker.BYTES,
-        found=f"{planned.size_bytes} bytes would be deleted, after {planned.recent_bytes} in the last "
-        "hour",
+        found=f"{planned.size_bytes} bytes would be deleted, after {planned.recent_bytes} in the "
+        "last hour",
         limit=f"{BYTES_VARIABLE} is {limits.max_bytes} bytes in an hour",
     )
 
