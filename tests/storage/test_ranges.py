@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
@@ -17,10 +18,11 @@ LEAST, MOST = 10, 35
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_parts() -> None:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(ranges, "LEAST_PART_BYTES", LEAST)
-    patch.setattr(ranges, "MOST_PART_BYTES", MOST)
+def small_parts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "LEAST_PART_BYTES", LEAST)
+        patch.setattr(ranges, "MOST_PART_BYTES", MOST)
+        yield
 
 
 some_range = st.builds(
