@@ -51,7 +51,9 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     Python, and these have the descriptors of a named tuple.
     """
     body: dict[str, Any] = {"__fields__": list(names), "__slots__": ()}
-    getters = vars(namedtuple("Fields", [f"f{place}" for place in range(len(names))]))
+    # Held until its descriptors are read: the collector empties a class that nobody refers to.
+    fields = namedtuple("Fields", [f"f{place}" for place in range(len(names))])
+    getters = vars(fields)
     for place, name in reversed([*enumerate(names)]):  # of fields with one name, the first counts
         if not hasattr(Row, name) and not name.startswith("__"):
             body[name] = getters[f"f{place}"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from typing import Any
 
@@ -38,3 +39,15 @@ def test_a_row_is_equal_copied_and_pickled_as_one_that_spark_makes() -> None:
         assert (other, other.b) == (spark, "x")
     with pytest.raises(RuntimeError, match="Row is read-only"):
         ours.a = 2
+
+
+def test_a_garbage_collection_meanwhile_takes_no_field_away() -> None:
+    """The collector may run at each object that is made; workers died of it now and then."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        kinds = [row_class((f"word{i}", "window_start")) for i in range(100)]
+    finally:
+        gc.set_threshold(*thresholds)
+
+    assert [tuple.__new__(kind, VALUES[:2]).window_start for kind in kinds] == [VALUES[1]] * 100
