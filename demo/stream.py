@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 DONE = (CheckpointStatus.COMPLETED, CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED)
 _POLL_S = 0.1
+_PLAN = "=== Streaming Query ==="
+_LAST_LINES = 40
 
 
 class StreamFailedError(CairnError):
@@ -46,7 +48,8 @@ class Stream:
         """Tells whether it still runs.
 
         Raises:
-            StreamFailedError: it ended with an error; the message ends with its log's last lines.
+            StreamFailedError: it ended with an error; the message ends with the last lines of its
+                log before the query's plan, without what is Java's.
         """
         code = self._process.poll()
         if code:
@@ -77,7 +80,10 @@ class Stream:
         end([self._process], patience_s=20)
 
     def _failed(self, what: str) -> StreamFailedError:
-        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
+        # The plan comes after the error and is longer than a terminal.
+        error = self._log.read_text(errors="replace").partition(_PLAN)[0].splitlines()
+        told = [line for line in error if not line.lstrip().startswith("at ")]
+        tail = "\n".join(told[-_LAST_LINES:])
         return StreamFailedError(f"{what}. Its log ends:\n{tail}", file=str(self._log))
 
 

@@ -101,6 +101,21 @@ def test_a_stream_that_failed_ends_the_wait_with_its_last_words(tmp_path: Path) 
         stream.wait_for("batch", lambda: None, timeout_s=60)
 
 
+def test_the_error_of_a_query_is_told_and_not_its_plan(tmp_path: Path) -> None:
+    log = tmp_path / "stream.log"
+    plan = "\n".join(f"+- Project {i}" for i in range(100))
+    frames = "\n".join("\tat org.apache.spark.Task.run(Task.scala:1)" for _ in range(100))
+    log.write_text(
+        f"cairn.errors.FencedError: taken over\n{frames}\n=== Streaming Query ===\n{plan}\n"
+    )
+    stream = Stream(["--job"], log)
+
+    with pytest.raises(StreamFailedError, match="FencedError: taken over") as raised:
+        stream.wait_for("batch", lambda: None, timeout_s=60)
+
+    assert "Project" not in str(raised.value)
+
+
 def test_a_stream_that_runs_is_waited_for_only_so_long(tmp_path: Path) -> None:
     stream = Stream(["--help"], tmp_path / "stream.log")
     try:
