@@ -12,6 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     CheckConstraint,
+    Computed,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -274,7 +275,7 @@ class PhysicalFile(Base):
             "ix_physical_files__empty",
             "job_id",
             "file_id",
-            postgresql_where=text("status = 'SEALED' AND live_segments = 0"),
+            postgresql_where=text("status = 'SEALED' AND is_empty"),
         ),
         Index(
             "ix_physical_files__wasteful",
@@ -316,6 +317,8 @@ class PhysicalFile(Base):
 
     So a file is in the index of wasteful ones only if it is one, and no batch pays for that.
     """
+    is_empty: Mapped[bool] = mapped_column(Computed("live_segments = 0", persisted=True))
+    """In an index in place of the counter, of which each change would write all of them."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     sealed_at: Mapped[datetime | None]
     condemned_at: Mapped[datetime | None]

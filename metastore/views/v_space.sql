@@ -32,7 +32,7 @@ CROSS JOIN LATERAL (
             WHERE p.status = 'SEALED' AND p.live_segments > 0
         ), 0) AS bigint) AS dead_bytes,
         CAST(coalesce(sum(p.size_bytes) FILTER (
-            WHERE p.status = 'SEALED' AND p.live_segments = 0
+            WHERE p.status = 'SEALED' AND p.is_empty
         ), 0) AS bigint) AS unneeded_bytes,
         CAST(coalesce(sum(p.size_bytes) FILTER (
             WHERE p.status = 'CONDEMNED' AND p.condemned_at > t.moment

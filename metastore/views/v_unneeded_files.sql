@@ -53,7 +53,7 @@ WHERE f.status <> 'DELETED'
   AND (
     f.status = 'CONDEMNED'
     OR (f.status = 'SEALED' AND (
-        f.live_segments = 0
+        f.is_empty
         -- As a list, which is read once. What is WRITING is of a run that was replaced.
         OR f.job_id IN (SELECT jobs.job_id FROM cairn.jobs WHERE jobs.dropped_at IS NOT NULL)
     ))

@@ -336,7 +336,7 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     "end of a materialization": (end_of_a_materialization, Limit(10, 60)),
     "installation of a base": (installation_of_a_base, Limit(30, 150)),
     # With the indexes of what a plan looks for: three pages a file.
-    "installation of an increment": (installation_of_an_increment, Limit(20, 110)),
+    "installation of an increment": (installation_of_an_increment, Limit(20, 100)),
     "replay of a subtask": (
         one_instant(lambda job, c: replay_of(c, job.job_id, NEWEST, OWN)),
         Limit(LIVE + 500, 3000),
@@ -378,6 +378,6 @@ CALLS: dict[str, tuple[Prepare, Limit]] = {
     ),
     "live segments of 50 files": (live_segments_of_files, Limit(2 * BASES, 3 * BASES)),
     "files to rewrite": (files_to_rewrite, Limit(12 * WASTEFUL, 30 * WASTEFUL)),
-    "swap of a copy": (swap_of_a_copy, Limit(40, 180)),
+    "swap of a copy": (swap_of_a_copy, Limit(40, 150)),
     "removal of directories": (removal_of_directories, Limit(5 * FILES, 5 * FILES)),
 }

@@ -66,6 +66,39 @@ _EARLIER_DECISIONS = """
     SELECT m.maintenance_run_id, :job, 'SKIPPED', 'another cleanup has condemned it', g
     FROM cairn.maintenance_runs AS m CROSS JOIN generate_series(1, 3) AS g
 """
+# A file and a segment of each kind that has an index of its own. The planner reads an index that is
+# empty each time it looks at the table, which no metastore of a while's work pays.
+_NEIGHBOUR = (
+    "SET LOCAL session_replication_role = replica",
+    """
+    INSERT INTO cairn.physical_files (
+        file_id, job_id, epoch, path, scope, batch_id, retry_of, maintenance_run_id, status,
+        size_bytes, live_segments, live_bytes, dead_bytes, sealed_at
+    )
+    SELECT id, :job, 1, :job || '/taskmanager-owned/1-000000000000/' || id || '.seg',
+        'taskmanager', 0, CASE WHEN kind = 'retry' THEN id END,
+        CASE WHEN kind = 'maintenance' THEN id END,
+        CASE WHEN kind = 'writing' THEN 'WRITING' ELSE 'SEALED' END, 3,
+        CASE WHEN kind = 'empty' THEN 0 ELSE 1 END, 1,
+        CASE WHEN kind = 'wasteful' THEN 2 ELSE 0 END, now()
+    FROM (
+        SELECT kind, gen_random_uuid() AS id
+        FROM unnest(ARRAY['writing', 'empty', 'wasteful', 'retry', 'maintenance']) AS kind
+    ) AS kinds
+    """,
+    """
+    INSERT INTO cairn.placed_segments (
+        segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256,
+        entries, first_checkpoint, as_of_checkpoint, released_checkpoint
+    )
+    SELECT gen_random_uuid(), f.job_id, f.file_id, kind, 0, '[0,1)', 0, 1, '', 1, 1, 1, 2
+    FROM cairn.physical_files AS f CROSS JOIN unnest(
+        ARRAY['manifest', 'operator', 'changelog']
+    ) AS kind
+    WHERE f.job_id = :job AND f.maintenance_run_id IS NOT NULL
+    """,
+    "SET LOCAL session_replication_role = origin",
+)
 # Bases for all subtasks: all live batches can die but for what retained checkpoints need.
 _MATERIALIZE = (
     "SET LOCAL session_replication_role = replica",
@@ -150,6 +183,11 @@ class LargeJob:
             fill(connection, ref, HISTORY)
             for statement in (_EARLIER_CLEANUPS, _EARLIER_DECISIONS):
                 connection.execute(text(statement), {"job": run.job_id})
+            neighbour = register_run(connection, cls.registration("neighbour")).job_id
+            for statement in _NEIGHBOUR:
+                connection.execute(
+                    text(statement), {"job": neighbour} if ":job" in statement else {}
+                )
         with connect(url) as connection:
             # Nor later by itself: what tests roll back would count in the statistics of others.
             for table in Base.metadata.sorted_tables:
@@ -158,10 +196,10 @@ class LargeJob:
         return cls(url, ref)
 
     @staticmethod
-    def registration() -> Registration:
+    def registration(job: str = "large") -> Registration:
         return Registration(
             run_id=uuid4(),
-            job="large",
+            job=job,
             storage="file:///nowhere",
             parallelism=PARALLELISM,
             max_parallelism=MAX_PARALLELISM,

@@ -357,7 +357,7 @@ _MAY_BE_UNNEEDED = text("""
         UNION ALL
         (
             SELECT f.file_id FROM cairn.physical_files AS f
-            WHERE f.job_id = :job_id AND f.status = 'SEALED' AND f.live_segments = 0
+            WHERE f.job_id = :job_id AND f.status = 'SEALED' AND f.is_empty
             LIMIT :most
         )
     ))

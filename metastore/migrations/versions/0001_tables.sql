@@ -263,6 +263,7 @@ CREATE TABLE cairn.physical_files (
     live_bytes BIGINT DEFAULT '0' NOT NULL,
     live_segments BIGINT DEFAULT '0' NOT NULL,
     dead_bytes BIGINT DEFAULT '0' NOT NULL,
+    is_empty BOOLEAN GENERATED ALWAYS AS (live_segments = 0) STORED NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     sealed_at TIMESTAMP WITH TIME ZONE,
     condemned_at TIMESTAMP WITH TIME ZONE,
@@ -303,7 +304,7 @@ CREATE INDEX ix_physical_files__writing ON cairn.physical_files (job_id, file_id
     WHERE status = 'WRITING';
 
 CREATE INDEX ix_physical_files__empty ON cairn.physical_files (job_id, file_id)
-    WHERE status = 'SEALED' AND live_segments = 0;
+    WHERE status = 'SEALED' AND is_empty;
 
 CREATE INDEX ix_physical_files__wasteful ON cairn.physical_files (job_id, dead_bytes, file_id)
     WHERE status = 'SEALED' AND dead_bytes > 0;
