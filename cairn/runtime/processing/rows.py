@@ -52,8 +52,8 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
     """
     body: dict[str, Any] = {"__fields__": list(names), "__slots__": ()}
     # Held until its descriptors are read: the collector empties a class that nobody refers to.
-    fields = namedtuple("Fields", [f"f{place}" for place in range(len(names))])
-    getters = vars(fields)
+    lender: type = namedtuple("Fields", [f"f{place}" for place in range(len(names))])  # type: ignore[misc]
+    getters = vars(lender)
     for place, name in reversed([*enumerate(names)]):  # of fields with one name, the first counts
         if not hasattr(Row, name) and not name.startswith("__"):
             body[name] = getters[f"f{place}"]
