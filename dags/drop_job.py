@@ -42,14 +42,16 @@ Next: `cairn jobs` shows a job that is being deleted as `dropped`, under its id.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, task
 
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, task_defaults
 from cairn.airflow_ext.jobs import drop_by_id, id_to_drop
 from cairn.airflow_ext.maintenance import params_of_run
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 
 
 @dag(
@@ -57,19 +59,12 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
     dag_display_name="Cairn: drop a job",
     doc_md=__doc__,
     schedule=None,
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=12),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 3,
-        "retry_delay": timedelta(seconds=30),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": timedelta(hours=2),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(hours=2)),
     params={
         "job": Param(
             type="string",
@@ -96,7 +91,9 @@ def drop_job() -> None:
     def drop(job: dict[str, Any]) -> dict[str, Any]:
         return drop_by_id(job, dry_run=params_of_run()["dry_run"])
 
-    drop(find())  # type: ignore[arg-type]  # an XCom, until it runs
+    job = find()
+    preflight() >> job
+    drop(job)  # type: ignore[arg-type]  # an XCom, until it runs
 
 
 drop_job()

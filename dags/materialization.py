@@ -42,14 +42,16 @@ returns the sums. `cairn materialize JOB --dry-run` shows what the next run woul
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import dag, task
 
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.maintenance import params_of_run, total
 from cairn.airflow_ext.materialization import jobs_to_materialize, materialize_one
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 
 
 @dag(
@@ -57,34 +59,18 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
     dag_display_name="Cairn: materialization",
     doc_md=__doc__,
     schedule="*/5 * * * *",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=3),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 3,
-        "retry_delay": timedelta(seconds=30),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": timedelta(hours=2),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(hours=2)),
     params={
-        "job": Param(
-            None,
-            type=["null", "string"],
-            title="Job",
-            description_md="Name of the one job to materialize, whoever usually does. Empty: "
-            "**all** that leave it to the maintenance.",
+        "job": job_param(
+            "Name of the one job to materialize, whoever usually does. Empty: "
+            "**all** that leave it to the maintenance."
         ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description_md="Report what is due and change **nothing**. Off by default, because "
-            "scheduled runs take the defaults.",
-        ),
+        "dry_run": dry_run_param("Report what is due and change **nothing**."),
     },
 )
 def materialization() -> None:
@@ -102,7 +88,9 @@ def materialization() -> None:
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
         return total(reports)
 
-    summarise(materialize.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom
+    jobs = list_jobs()
+    preflight() >> jobs
+    summarise(materialize.expand(job=jobs))  # type: ignore[arg-type]  # an XCom
 
 
 materialization()

@@ -36,14 +36,16 @@ Next: `cairn housekeeping --dry-run` shows what the next run would do.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import dag, task
 
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.housekeeping import housekeep_one
 from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 
 
 @dag(
@@ -51,33 +53,15 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
     dag_display_name="Cairn: metastore housekeeping",
     doc_md=__doc__,
     schedule="17 * * * *",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=12),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 3,
-        "retry_delay": timedelta(seconds=30),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": timedelta(hours=2),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(hours=2)),
     params={
-        "job": Param(
-            None,
-            type=["null", "string"],
-            title="Job",
-            description_md="Name of the one job. Empty: **all** jobs of the metastore.",
-        ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description_md="Report what would be removed and change **nothing**. Off by default, "
-            "because scheduled runs take the defaults.",
-        ),
+        "job": job_param("Name of the one job. Empty: **all** jobs of the metastore."),
+        "dry_run": dry_run_param("Report what would be removed and change **nothing**."),
     },
 )
 def metastore_housekeeping() -> None:
@@ -95,7 +79,9 @@ def metastore_housekeeping() -> None:
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
         return total(reports)
 
-    summarise(housekeep.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+    jobs = list_jobs()
+    preflight() >> jobs
+    summarise(housekeep.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
 
 
 metastore_housekeeping()

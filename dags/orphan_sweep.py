@@ -42,14 +42,16 @@ Next: `cairn quarantine list JOB` shows what is set aside and until when;
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, task
 
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.orphan_sweep import sweep_one
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 
 
 @dag(
@@ -57,26 +59,14 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
     dag_display_name="Cairn: orphan sweep",
     doc_md=__doc__,
     schedule="41 4 * * 0",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=23),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 2,
-        "retry_delay": timedelta(minutes=1),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=15),
-        "execution_timeout": timedelta(hours=20),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(hours=20)),
     params={
-        "job": Param(
-            None,
-            type=["null", "string"],
-            title="Job",
-            description_md="Name of the one job to sweep. Empty: **all** jobs of the metastore.",
-        ),
+        "job": job_param("Name of the one job to sweep. Empty: **all** jobs of the metastore."),
         "quarantine_days": Param(
             7,
             type="integer",
@@ -85,12 +75,8 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
             title="Quarantine days",
             description_md="How long what is found now is kept before a later run deletes it.",
         ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description_md="Report what would be set aside and deleted, and change **nothing**. "
-            "Off by default, because scheduled runs take the defaults.",
+        "dry_run": dry_run_param(
+            "Report what would be set aside and deleted, and change **nothing**."
         ),
     },
 )
@@ -109,7 +95,9 @@ def orphan_sweep() -> None:
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
         return total(reports)
 
-    summarise(sweep.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+    jobs = list_jobs()
+    preflight() >> jobs
+    summarise(sweep.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
 
 
 orphan_sweep()

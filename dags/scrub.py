@@ -40,13 +40,15 @@ of the bucket's, and trigger this Dag again.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, task
 
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 from cairn.airflow_ext.scrub import scrub_one
 
 
@@ -55,26 +57,14 @@ from cairn.airflow_ext.scrub import scrub_one
     dag_display_name="Cairn: scrub",
     doc_md=__doc__,
     schedule="23 3 * * *",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=23),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 2,
-        "retry_delay": timedelta(minutes=1),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=15),
-        "execution_timeout": timedelta(hours=20),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(hours=20)),
     params={
-        "job": Param(
-            None,
-            type=["null", "string"],
-            title="Job",
-            description_md="Name of the one job to scrub. Empty: **all** jobs of the metastore.",
-        ),
+        "job": job_param("Name of the one job to scrub. Empty: **all** jobs of the metastore."),
         "sample_percent": Param(
             4.0,
             type="number",
@@ -97,13 +87,7 @@ from cairn.airflow_ext.scrub import scrub_one
             title="Max bytes per s",
             description_md="Read at most so many bytes a second of a job. Empty: no limit.",
         ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description_md="Report what would be read and read **nothing**. Off by default, "
-            "because scheduled runs take the defaults.",
-        ),
+        "dry_run": dry_run_param("Report what would be read and read **nothing**."),
     },
 )
 def scrub() -> None:
@@ -125,7 +109,9 @@ def scrub() -> None:
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
         return total(reports)
 
-    summarise(scrub_.expand(job=list_jobs()))  # type: ignore[arg-type]  # an XCom, until it runs
+    jobs = list_jobs()
+    preflight() >> jobs
+    summarise(scrub_.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
 
 
 scrub()

@@ -48,14 +48,16 @@ Next: `cairn compact JOB --dry-run` shows the files, `cairn files JOB` why each 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import Param, dag, task
 
 from cairn.airflow_ext.compaction import apply_job, plan_job
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.preflight import preflight
 
 
 @dag(
@@ -63,33 +65,15 @@ from cairn.airflow_ext.pools import MAINTENANCE_POOL
     dag_display_name="Cairn: space amplification compaction",
     doc_md=__doc__,
     schedule="35 * * * *",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=6),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 3,
-        "retry_delay": timedelta(seconds=90),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": timedelta(minutes=45),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(minutes=45), retry_delay=timedelta(seconds=90)),
     params={
-        "job": Param(
-            None,
-            type=["null", "string"],
-            title="Job",
-            description_md="Name of the one job to compact. Empty: **all** jobs of the metastore.",
-        ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description_md="Report the plans and change **nothing**. Off by default, because "
-            "scheduled runs take the defaults.",
-        ),
+        "job": job_param("Name of the one job to compact. Empty: **all** jobs of the metastore."),
+        "dry_run": dry_run_param("Report the plans and change **nothing**."),
         "start_amplification": Param(
             2.0,
             type="number",
@@ -142,7 +126,9 @@ def space_amplification_compaction() -> None:
     def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
         return total(reports)
 
-    plans = plan.expand(job=list_jobs())
+    jobs = list_jobs()
+    preflight() >> jobs
+    plans = plan.expand(job=jobs)
     summarise(apply.expand(planned=plans))  # type: ignore[arg-type]  # an XCom, until it runs
 
 

@@ -58,12 +58,13 @@ there; `cairn files JOB` shows the remaining files and their space amplification
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task, task_group
+from airflow.sdk import dag, task, task_group
 
 from cairn.airflow_ext.approval import PassBreakers
+from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.maintenance import (
     apply_cleanup,
     jobs_to_clean,
@@ -80,33 +81,15 @@ from cairn.airflow_ext.preflight import preflight
     dag_display_name="Cairn: subsumption cleanup",
     doc_md=__doc__,
     schedule="*/10 * * * *",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    start_date=FIRST_DAY,
     catchup=False,
     max_active_runs=1,
     dagrun_timeout=timedelta(hours=1),
-    tags=["cairn", "maintenance"],
-    default_args={
-        "owner": "cairn",
-        "retries": 3,
-        "retry_delay": timedelta(seconds=30),
-        "retry_exponential_backoff": True,
-        "max_retry_delay": timedelta(minutes=5),
-        "execution_timeout": timedelta(minutes=15),
-    },
+    tags=TAGS,
+    default_args=task_defaults(timedelta(minutes=15)),
     params={
-        "job": Param(
-            None,
-            type=["null", "string"],
-            title="Job",
-            description_md="Name of the one job to clean. Empty: **all** jobs of the metastore.",
-        ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description_md="Report the deletions and change **nothing**. Off by default, because "
-            "scheduled runs take the defaults.",
-        ),
+        "job": job_param("Name of the one job to clean. Empty: **all** jobs of the metastore."),
+        "dry_run": dry_run_param("Report the deletions and change **nothing**."),
     },
 )
 def subsumption_cleanup() -> None:

@@ -21,6 +21,8 @@ def test_a_run_plans_and_compacts_every_job_in_tasks_of_their_own(
     assert outcome == {
         "state": "success",
         "tasks": {
+            "pool_slot[-1]": "success",
+            "preflight[-1]": "success",
             "list_jobs[-1]": "success",
             "plan[0]": "success",
             "apply[0]": "success",

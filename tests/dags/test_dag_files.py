@@ -67,6 +67,18 @@ def test_tasks_have_an_owner_retries_and_a_timeout(facts: Facts) -> None:
             assert task["execution_timeout_s"], (dag_id, task_id)
 
 
+def test_the_pool_is_looked_for_before_a_task_waits_in_it(facts: Facts) -> None:
+    for dag_id, dag in dags(facts):
+        for task_id, task in dag["tasks"].items():
+            if task["pool"] == "cairn_maintenance" and task_id != "pool_slot":
+                assert "preflight" in ancestors(dag["tasks"], task_id), (dag_id, task_id)
+
+
+def ancestors(tasks: Facts, task_id: str) -> set[str]:
+    above = set(tasks[task_id]["upstream"])
+    return above.union(*(ancestors(tasks, name) for name in above))
+
+
 def test_the_cleanup_maps_one_task_per_job_in_the_pool(facts: Facts) -> None:
     tasks = facts["dags"]["subsumption_cleanup"]["tasks"]
     assert {name: task["upstream"] for name, task in tasks.items()} == {
@@ -103,7 +115,9 @@ def test_the_doc_page_names_the_pool_and_the_variable(facts: Facts) -> None:
 def test_the_compaction_plans_and_applies_in_tasks_of_their_own(facts: Facts) -> None:
     tasks = facts["dags"]["space_amplification_compaction"]["tasks"]
     assert {name: task["upstream"] for name, task in tasks.items()} == {
-        "list_jobs": [],
+        "pool_slot": [],
+        "preflight": [],
+        "list_jobs": ["preflight"],
         "plan": ["list_jobs"],
         "apply": ["plan"],
         "summarise": ["apply"],

@@ -35,6 +35,8 @@ def test_a_run_deletes_what_is_due_sets_nothing_young_aside_and_reports(
     assert outcome == {
         "state": "success",
         "tasks": {
+            "pool_slot[-1]": "success",
+            "preflight[-1]": "success",
             "list_jobs[-1]": "success",
             "sweep[0]": "success",
             "summarise[-1]": "success",

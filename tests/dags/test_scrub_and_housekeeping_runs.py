@@ -35,6 +35,8 @@ def test_a_scrub_that_finds_damage_records_it_and_fails_without_a_retry(
     outcome = run(airflow, "scrub", job, whole=True, max_bytes_per_s=1_000_000_000)
     assert outcome["state"] == "failed"
     assert outcome["tasks"] == {
+        "pool_slot[-1]": "success",
+        "preflight[-1]": "success",
         "list_jobs[-1]": "success",
         "scrub[0]": "failed",
         "summarise[-1]": "upstream_failed",
@@ -54,6 +56,8 @@ def test_housekeeping_does_every_job_in_a_task_of_its_own(
     assert dump(job.url) == before
     done = run(airflow, "metastore_housekeeping", job)
     assert done["tasks"] == {
+        "pool_slot[-1]": "success",
+        "preflight[-1]": "success",
         "list_jobs[-1]": "success",
         "housekeep[0]": "success",
         "housekeep[1]": "success",
