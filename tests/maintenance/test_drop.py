@@ -1,32 +1,40 @@
-"""Dropping and renaming a job: what goes, what is refused, and under kill -9 at every commit."""
+"""Dropping a job: what is deleted, what stays, and what is refused."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, event, make_url, text
+from sqlalchemy import text
 
-from cairn.catalog.catalog import Catalog
-from cairn.catalog.cleanup.drop import DELETED_ROWS, TABLES, rename_job
-from cairn.catalog.job.run_ends import record_run_end, renew_lease
+from cairn.catalog.cleanup.drop import DELETED_ROWS, TABLES
+from cairn.catalog.job.run_ends import renew_lease
 from cairn.catalog.savepoints.pins import remove_pins
 from cairn.cli import main
 from cairn.errors import BadInputError, FencedError, RefusedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
-from cairn.maintenance.drop import DropReport, drop_job, find_job_to_drop
+from cairn.maintenance.drop import drop_job, find_job_to_drop
 from cairn.ownership.objects import newest_generation, read_owner, write_owner
 from cairn.savepoints.write_manifest import pin
 from cairn.storage import open_store
 from cairn.storage.posix import PosixStore
 from metastore.enums import PinKind
 from metastore.models import Base
+from tests.maintenance.dropping import (
+    as_role,
+    drop,
+    end,
+    ended_stream,
+    everything,
+    rename,
+    root,
+    rows_of_job,
+    sql,
+)
 from tests.runtime.file_rows import objects, rows
 from tests.runtime.merging_stream import Stream
 from tests.runtime.tasks import new_run
@@ -34,13 +42,7 @@ from tests.runtime.tasks import new_run
 
 @pytest.fixture
 def stream(metastore_url: str, tmp_storage: str, tmp_path: Path) -> Stream:
-    """A query that has made some checkpoints, and has ended."""
-    made = Stream(metastore_url, tmp_storage, str(tmp_path / "local"))
-    made.restart(parallelism=2)
-    for number in range(4):
-        made.batch(materializes=number == 2)
-    end(made)
-    return made
+    return ended_stream(metastore_url, tmp_storage, tmp_path / "local")
 
 
 class Dies(PosixStore):
@@ -49,51 +51,6 @@ class Dies(PosixStore):
     def put(self, path: str, chunks: Any) -> None:
         super().put(path, chunks)
         raise InterruptedError
-
-
-def as_role(stream: Stream, role: str) -> Catalog:
-    url = make_url(stream.url).update_query_dict({"options": f"-c role={role}"})
-    return Catalog(url.render_as_string(hide_password=False))
-
-
-def end(stream: Stream) -> None:
-    stream.plan.catalog.run("testing", lambda c: record_run_end(c, stream.plan.ref))
-
-
-def drop(stream: Stream, name: str = "words", *, dry_run: bool = False) -> DropReport:
-    catalog = stream.plan.catalog
-    return drop_job(catalog, find_job_to_drop(catalog, name), dry_run=dry_run)
-
-
-def sql(stream: Stream, statement: str) -> None:
-    with stream.plan.catalog.begin() as connection:
-        connection.execute(
-            text(statement), {"job": stream.plan.job_id} if ":job" in statement else {}
-        )
-
-
-def everything(stream: Stream) -> dict[str, list[str]]:
-    """Returns every row of the metastore's tables, by table, as text."""
-    return {
-        str(table): sorted(
-            rows(stream.plan, f"SELECT CAST(to_jsonb(t) AS text) FROM {table} AS t")  # noqa: S608
-        )
-        for table in Base.metadata.sorted_tables
-    }
-
-
-def rows_of_job(stream: Stream) -> dict[str, int]:
-    """Returns how many rows each table has of the job, but for those without any."""
-    of_job = [t for t in Base.metadata.sorted_tables if "job_id" in t.columns]
-    counted = {
-        str(t): rows(stream.plan, f"SELECT count(*) FROM {t} WHERE job_id = :job")[0]  # noqa: S608
-        for t in of_job
-    }
-    return {name: count for name, count in counted.items() if count}
-
-
-def root(stream: Stream) -> Path:
-    return Path(stream.storage.removeprefix("file://")) / stream.plan.job_id
 
 
 def test_a_dropped_job_leaves_no_object_no_directory_and_no_row(stream: Stream) -> None:
@@ -360,101 +317,6 @@ def test_a_large_job_is_deleted_in_steps(stream: Stream, monkeypatch: pytest.Mon
     assert DELETED_ROWS > 2
 
 
-# ------------------------------------------------------------------ kill -9
-
-
-@contextmanager
-def dying_at_commit(number: int) -> Iterator[None]:
-    """Ends what runs right before a commit, as a kill does."""
-    left = [number]
-
-    def count(_: object) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise InterruptedError
-
-    event.listen(Engine, "commit", count)
-    try:
-        yield
-    finally:
-        event.remove(Engine, "commit", count)
-
-
-def test_killed_before_any_commit_the_next_call_goes_on(stream: Stream) -> None:
-    catalog, job = stream.plan.catalog, find_job_to_drop(stream.plan.catalog, "words")
-    for number in range(1, 100):
-        try:
-            with dying_at_commit(number):
-                drop_job(catalog, job)
-        except InterruptedError:
-            continue
-        break
-    assert number > 10
-    assert rows_of_job(stream) == {}
-    assert not root(stream).exists()
-
-
-def test_killed_between_two_deletes_the_next_call_goes_on(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    delete_many = PosixStore.delete_many
-
-    def dies(store: PosixStore, paths: Sequence[str]) -> dict[str, str]:
-        delete_many(store, paths[:1])
-        raise InterruptedError
-
-    monkeypatch.setattr(PosixStore, "delete_many", dies)
-    with pytest.raises(InterruptedError):
-        drop(stream)
-    monkeypatch.undo()
-    assert rows_of_job(stream)
-    assert drop(stream).is_gone
-    assert not root(stream).exists()
-
-
-# ------------------------------------------------------------------ renaming
-
-
-def rename(stream: Stream, old: str, new: str, role: str = "postgres") -> None:
-    catalog = as_role(stream, role)
-    job_id = find_job_to_drop(catalog, old).job_id
-    catalog.run("testing", lambda c: rename_job(c, job_id, new))
-
-
-def test_a_renamed_job_goes_on_under_its_new_name_with_its_state(
-    stream: Stream, tmp_path: Path
-) -> None:
-    rename(stream, "words", "letters")
-    rename_again = find_job_to_drop(stream.plan.catalog, "letters").job_id
-    assert rename_again == stream.plan.job_id
-    local = str(tmp_path / "local")
-    stream.plan = new_run(stream.url, stream.storage, local, job="letters", parallelism=2)
-    assert stream.plan.job_id == rename_again
-    stream.batch()
-    stream.assert_whole()
-
-
-def test_a_query_that_starts_under_the_old_name_is_refused_at_its_first_batch(
-    stream: Stream,
-) -> None:
-    rename(stream, "words", "letters")
-    stream.restart(parallelism=2)
-    with pytest.raises(RefusedError, match="batch"):
-        stream.batch()
-
-
-def test_a_name_that_is_taken_or_that_no_job_may_have_is_refused(
-    stream: Stream, tmp_path: Path
-) -> None:
-    new_run(stream.url, stream.storage, str(tmp_path / "o"), job="other")
-    with pytest.raises(BadInputError, match="there is a job 'other' already"):
-        rename(stream, "words", "other")
-    for name in ("", "a\nb", "x" * 256):
-        with pytest.raises(BadInputError, match="1 to 255 printable characters"):
-            rename(stream, "words", name)
-    rename(stream, "words", "words")
-
-
 # ------------------------------------------------------------------ the commands
 
 
@@ -480,9 +342,3 @@ def test_the_command_says_what_waits(stream: Stream, capsys: pytest.CaptureFixtu
     assert "files wait until they have been condemned" in capsys.readouterr().err
     assert main(["jobs", "--metastore", stream.url]) == 0
     assert "dropped" in capsys.readouterr().out
-
-
-def test_the_command_renames_a_job(stream: Stream, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rename", "words", "letters", "--metastore", stream.url]) == 0
-    assert main(["rename", "words", "letters", "--metastore", stream.url]) == 2
-    assert "no job 'words'; there are: letters" in capsys.readouterr().err

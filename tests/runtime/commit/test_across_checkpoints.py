@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn import Job
-from cairn.errors import BadInputError, FencedError, StorageError
+from cairn.errors import FencedError, StorageError
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.executor.task_manager import TaskManager
 from cairn.storage.posix import PosixStore
@@ -378,32 +377,3 @@ def test_the_record_of_an_open_file_is_there_only_while_it_is_at_rest(stream: St
     stream.batch(store=Looking(stream.storage))
     assert seen == [False]
     assert record.exists()
-
-
-def job(storage: str, **options: object) -> Job:
-    given = {f"cairn.file-merging.{key.replace('_', '-')}": value for key, value in options.items()}
-    return Job(
-        "words", storage=storage, metastore="embedded:/nowhere", parallelism=1, options=given
-    )
-
-
-def test_a_directory_is_probed_and_nothing_is_left(tmp_storage: str) -> None:
-    job(tmp_storage, across_checkpoint_boundary=True).spec.check_storage()
-    assert list(PosixStore(Path(tmp_storage.removeprefix("file://"))).list("")) == []
-
-
-class ClosedStore(PosixStore):
-    """Shows what is appended to an object only once its writer has closed it."""
-
-    def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
-        return super().get(path, offset, size_bytes)[:48]
-
-
-def test_a_storage_that_hides_an_open_files_bytes_is_refused_by_the_options_name(
-    tmp_storage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cairn.storage.PosixStore", ClosedStore)
-    job(tmp_storage).spec.check_storage()
-    job(tmp_storage, across_checkpoint_boundary=True, enabled=False).spec.check_storage()
-    with pytest.raises(BadInputError, match="across-checkpoint-boundary is true, but storage"):
-        job(tmp_storage, across_checkpoint_boundary=True).spec.check_storage()
