@@ -155,6 +155,19 @@ def test_live_counters_cannot_be_set_by_hand(rows: Rows) -> None:
         )
 
 
+def test_counting_another_segment_of_a_file_writes_none_of_its_indexes(rows: Rows) -> None:
+    file_id = rows.file()
+    rows.segment(file_id)
+    counting = update(PhysicalFile).where(PhysicalFile.file_id == file_id).values(live_segments=2)
+    heap_only = text(
+        "SELECT n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relname = 'physical_files'"
+    )
+    with rows.catalog.begin() as connection:
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        connection.execute(counting)
+        assert connection.scalar(heap_only) == 1
+
+
 @pytest.mark.parametrize("status", ["WRITING", "SEALED", "DELETED"])
 def test_deletion_of_a_file_that_is_not_condemned_is_refused(rows: Rows, status: str) -> None:
     file_id = rows.file(status)
