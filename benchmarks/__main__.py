@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.common import positive, workplace
+from benchmarks.common import add_workloads, positive, workplace
 from benchmarks.report import plot, print_tables, to_json
 from benchmarks.results import Result
 from benchmarks.runner import QUICK, Effort, WrongResultError, run_workload
@@ -73,14 +73,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument(
-        "--workload",
-        nargs="+",
-        choices=names,
-        default=names,
-        metavar="NAME",
-        help=f"only these: {', '.join(names)}",
-    )
+    add_workloads(parser, names)
     parser.add_argument(
         "--repetitions", type=positive, default=FULL.repetitions, help="default: %(default)s"
     )

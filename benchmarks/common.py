@@ -6,7 +6,7 @@ import argparse
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,19 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def add_workloads(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Adds an argument for the workloads to run, by default all of them."""
+    every = list(names)
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        choices=every,
+        default=every,
+        metavar="NAME",
+        help=f"only these: {', '.join(every)}",
+    )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import machine, new_table, positive, workplace
+from benchmarks.common import add_workloads, machine, new_table, positive, workplace
 from benchmarks.maintenance_shape import QUICK, Figure, Sizes
 from benchmarks.maintenance_steps import allow, measure_deletes, measure_planning
 from benchmarks.metastore_calls import CatalogCalls
@@ -100,14 +100,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.maintenance", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument(
-        "--workload",
-        nargs="+",
-        choices=WORKLOADS,
-        default=list(WORKLOADS),
-        metavar="NAME",
-        help=f"only these: {', '.join(WORKLOADS)}",
-    )
+    add_workloads(parser, WORKLOADS)
     parser.add_argument(
         "--live",
         nargs="+",

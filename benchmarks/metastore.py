@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from sqlalchemy import make_url
 
-from benchmarks.common import positive, workplace
+from benchmarks.common import add_workloads, positive, workplace
 from benchmarks.metastore_figures import AFTER, BEFORE, Measured, print_tables, to_json
 from benchmarks.metastore_server import Server
 from benchmarks.metastore_shape import QUICK, Sizes
@@ -240,14 +240,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.metastore", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument(
-        "--workload",
-        nargs="+",
-        choices=_MEASURE,
-        default=list(_MEASURE),
-        metavar="NAME",
-        help=f"only these: {', '.join(_MEASURE)}",
-    )
+    add_workloads(parser, _MEASURE)
     parser.add_argument(
         "--against",
         default=AGAINST,
