@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from sqlalchemy import Connection, NullPool, create_engine, make_url, text
+from sqlalchemy import Connection, NullPool, Table, create_engine, make_url, text
 
 from cairn.catalog import catalog
 from cairn.catalog.migrate import head_revision
@@ -131,8 +131,15 @@ def copy_rows(source_url: str, target_url: str) -> None:
         for table in Base.metadata.sorted_tables:
             target.execute(table.delete())
             read = text(f"SELECT CAST(to_jsonb(t) AS text) FROM {table} AS t")  # noqa: S608
+            columns = stored_columns(table)
             write = text(
-                f"INSERT INTO {table} SELECT made.* FROM unnest(CAST(:rows AS text[])) AS one,"  # noqa: S608
-                f" jsonb_populate_record(CAST(NULL AS {table}), CAST(one AS jsonb)) AS made"
+                f"INSERT INTO {table} ({columns})"  # noqa: S608
+                f" SELECT {columns} FROM unnest(CAST(:rows AS text[])) AS one,"
+                f" jsonb_populate_record(CAST(NULL AS {table}), CAST(one AS jsonb))"
             )
             target.execute(write, {"rows": list(source.scalars(read))})
+
+
+def stored_columns(table: Table) -> str:
+    """Returns the names of a table's columns that are not computed from others."""
+    return ", ".join(column.name for column in table.columns if column.computed is None)

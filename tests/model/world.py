@@ -26,6 +26,7 @@ from cairn.savepoints.manifest_files import read_manifest
 from cairn.segments.snapshot import snapshot
 from cairn.storage import open_store
 from metastore.models import Base
+from tests.databases import stored_columns
 from tests.model.application import EVERYTHING, KEY_GROUPS, State, applied, changes_of
 
 MEMORY = Path("/dev/shm")
@@ -224,9 +225,11 @@ class World:
                 name = f"cairn.{table.name}"
                 gone = f"DELETE FROM {name} WHERE job_id = :job"  # noqa: S608 - fixed
                 connection.execute(text(gone), {"job": job_id})
+                columns = stored_columns(table)
                 back = (
-                    f"INSERT INTO {name} SELECT r.* FROM unnest(CAST(:rows AS jsonb[])) AS one,"  # noqa: S608 - fixed
-                    f" jsonb_populate_record(CAST(NULL AS {name}), one) AS r"
+                    f"INSERT INTO {name} ({columns})"  # noqa: S608 - fixed
+                    f" SELECT {columns} FROM unnest(CAST(:rows AS jsonb[])) AS one,"
+                    f" jsonb_populate_record(CAST(NULL AS {name}), one)"
                 )
                 connection.execute(text(back), {"rows": [json.dumps(r) for r in rows[table.name]]})
             self._be_on(connection, self.timeline + 1)
