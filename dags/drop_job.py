@@ -51,7 +51,7 @@ from cairn.airflow_ext.dags import FIRST_DAY, TAGS, task_defaults
 from cairn.airflow_ext.jobs import drop_by_id, id_to_drop
 from cairn.airflow_ext.maintenance import params_of_run
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
-from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.preflight import PATIENT_WAIT, preflight
 
 
 @dag(
@@ -92,7 +92,7 @@ def drop_job() -> None:
         return drop_by_id(job, dry_run=params_of_run()["dry_run"])
 
     job = find()
-    preflight() >> job
+    preflight(PATIENT_WAIT) >> job
     drop(job)  # type: ignore[arg-type]  # an XCom, until it runs
 
 

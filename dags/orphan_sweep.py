@@ -51,7 +51,7 @@ from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, ta
 from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.orphan_sweep import sweep_one
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
-from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.preflight import PATIENT_WAIT, preflight
 
 
 @dag(
@@ -96,7 +96,7 @@ def orphan_sweep() -> None:
         return total(reports)
 
     jobs = list_jobs()
-    preflight() >> jobs
+    preflight(PATIENT_WAIT) >> jobs
     summarise(sweep.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
 
 

@@ -48,7 +48,7 @@ from airflow.sdk import Param, dag, task
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
 from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
-from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.preflight import PATIENT_WAIT, preflight
 from cairn.airflow_ext.scrub import scrub_one
 
 
@@ -110,7 +110,7 @@ def scrub() -> None:
         return total(reports)
 
     jobs = list_jobs()
-    preflight() >> jobs
+    preflight(PATIENT_WAIT) >> jobs
     summarise(scrub_.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
 
 

@@ -16,16 +16,18 @@ from airflow.sdk.exceptions import AirflowFailException
 from cairn.airflow_ext.pools import MAINTENANCE_POOL
 
 WAIT = timedelta(minutes=5)
-"""How long the first slot may take. A pool whose slots are all in use is waited for as long."""
+"""How long the first slot may take where the next run is minutes away."""
+PATIENT_WAIT = timedelta(hours=6)
+"""And where it is a day or a week away: the slots of the pool may all be in use for hours."""
 
 _IN_POOL = "pool_slot"
 _UNPLACED = (None, "none", "scheduled")
 
 
-def preflight() -> Any:  # noqa: ANN401 - what Airflow's decorators return
+def preflight(wait: timedelta = WAIT) -> Any:  # noqa: ANN401 - what Airflow's decorators return
     """Adds the two tasks to a Dag and returns the one that all others have to follow.
 
-    It fails, without a retry and with the command to run, if the pool gives no slot for `WAIT`.
+    It fails, without a retry and with the command to run, if the pool gives no slot for `wait`.
     """
 
     # Before the others that wait in the pool: it is over at once.
@@ -42,25 +44,25 @@ def preflight() -> Any:  # noqa: ANN401 - what Airflow's decorators return
         )
         began_at = run.start_date or datetime.now(UTC)
         state = states.get(run.run_id, {}).get(_IN_POOL)
-        is_placed = has_slot(state, datetime.now(UTC) - began_at)
+        is_placed = has_slot(state, datetime.now(UTC) - began_at, wait)
         return PokeReturnValue(is_done=is_placed, xcom_value=is_placed)
 
     pool_slot()
     return look()
 
 
-def has_slot(state: str | None, waited: timedelta) -> bool:
+def has_slot(state: str | None, waited: timedelta, wait: timedelta) -> bool:
     """Tells from its state whether a task was given a slot of the pool.
 
     Raises:
-        AirflowFailException: it was not, for `WAIT`.
+        AirflowFailException: it was not, and `waited` is `wait` or more.
     """
     if state not in _UNPLACED:
         return True
-    if waited < WAIT:
+    if waited < wait:
         return False
     raise AirflowFailException(
-        f"the pool {MAINTENANCE_POOL} has given no slot for {WAIT.total_seconds() / 60:g} min: it "
+        f"the pool {MAINTENANCE_POOL} has given no slot for {wait.total_seconds() / 60:g} min: it "
         "is missing, or all its slots are in use. Look at `airflow pools list`. If missing, run "
         f'`airflow pools set {MAINTENANCE_POOL} 4 "Cairn maintenance"`; nothing was changed'
     )

@@ -11,7 +11,7 @@ import pytest
 from cairn.maintenance import orphans
 from cairn.ownership.objects import write_owner
 from tests.cli.conftest import Outcome
-from tests.maintenance.sweeping import ANY_SHARE, cleaned_job, let_time_pass, orphans_of, put
+from tests.maintenance.sweeping import allow_any_share, cleaned_job, let_time_pass, orphans_of, put
 from tests.maintenance.synthetic import SyntheticJob
 from tests.ownership.test_two_metastores import another
 
@@ -20,8 +20,7 @@ Cairn = Callable[..., Outcome]
 
 @pytest.fixture
 def job(metastore_url: str, tmp_storage: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
-    for name, value in ANY_SHARE.items():
-        monkeypatch.setenv(name, value)
+    allow_any_share(monkeypatch)
     return cleaned_job(metastore_url, tmp_storage)
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def main(folder: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         os.environ["CAIRN_METASTORE"] = request["metastore"]
-        work = {"run": run, "clean": clean, "total": total}[request["do"]]
+        work = {"run": run, "clean": clean, "total": total, "slot": slot}[request["do"]]
         answer(work(folder, request["given"]))
 
 
@@ -106,6 +106,20 @@ def run(folder: str, given: Any) -> dict[str, Any]:
     done = DagBag(folder).dags[given.get("dag", DAG_ID)].test(run_conf=given["conf"])
     states = {f"{task.task_id}[{task.map_index}]": task.state for task in done.get_task_instances()}
     return {"state": done.state, "tasks": states}
+
+
+def slot(folder: str, given: Any) -> Any:
+    """Returns what preflight says of a task in a state after some minutes of at most five."""
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from cairn.airflow_ext.preflight import has_slot
+
+    try:
+        return has_slot(
+            given["state"], timedelta(minutes=given["waited_min"]), timedelta(minutes=5)
+        )
+    except AirflowFailException as error:
+        return str(error)
 
 
 def give_answer(choice: str) -> None:

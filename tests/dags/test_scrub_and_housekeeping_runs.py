@@ -65,3 +65,16 @@ def test_housekeeping_does_every_job_in_a_task_of_its_own(
     }
     ended = job.execute("SELECT epoch FROM cairn.runs WHERE job_id = :job AND ended_at IS NOT NULL")
     assert ended == [(1,)]
+
+
+def test_the_materialization_folds_a_job_that_is_named_and_else_those_that_leave_it(
+    airflow: Airflow, job: SyntheticJob
+) -> None:
+    """This job does it itself: without its name nothing is due."""
+    before = dump(job.url)
+    named = run(airflow, "materialization", job, job=job.name, dry_run=True)
+    assert (named["state"], named["tasks"]["materialize[0]"]) == ("success", "success")
+    unnamed = run(airflow, "materialization", job)
+    assert unnamed["tasks"]["summarise[-1]"] == "success"
+    assert "materialize[0]" not in unnamed["tasks"]
+    assert dump(job.url) == before

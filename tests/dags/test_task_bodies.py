@@ -53,3 +53,13 @@ def test_the_summary_adds_up_the_reports(airflow: Airflow) -> None:
     assert airflow.ask("total", reports) == {"jobs": 2, "deleted_files": 3, "freed_bytes": 15}
     assert airflow.ask("total", reports[0]) == {"jobs": 1, "deleted_files": 2, "freed_bytes": 10}
     assert airflow.ask("total", []) == airflow.ask("total", None) == {"jobs": 0}
+
+
+def test_a_pool_without_a_slot_is_told_with_the_command_to_run(airflow: Airflow) -> None:
+    for state in (None, "none", "scheduled"):
+        assert airflow.ask("slot", {"state": state, "waited_min": 4}) is False
+        told = airflow.ask("slot", {"state": state, "waited_min": 5})
+        assert "cairn_maintenance has given no slot for 5 min" in told
+        assert "airflow pools set cairn_maintenance 4" in told
+    for state in ("queued", "running", "success"):
+        assert airflow.ask("slot", {"state": state, "waited_min": 9}) is True

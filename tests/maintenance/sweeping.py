@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from sqlalchemy import Connection, text
 
 from cairn.catalog.cleanup.quarantine import Lease, condemn_due
@@ -31,6 +32,12 @@ ANY_SHARE = {"CAIRN_MAX_DELETED_SHARE": "100", "CAIRN_MIN_MATCH_RATE": "0"}
 
 ANY_AGE = timedelta(0)
 """In place of the 24 h: the objects of a test are new."""
+
+
+def allow_any_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has no circuit breaker speak of the shares of a root."""
+    for name, value in ANY_SHARE.items():
+        monkeypatch.setenv(name, value)
 
 
 def swept(job: SyntheticJob, **options: Any) -> SweepReport:

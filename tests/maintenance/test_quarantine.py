@@ -29,31 +29,14 @@ from cairn.maintenance.plans import pass_breakers
 from metastore.enums import MaintenanceAction
 from tests.maintenance.sweeping import (
     ANY_SHARE,
-    cleaned_job,
     lease_of,
     let_time_pass,
-    orphans_of,
     put,
     quarantine,
     swept,
     unguarded,
 )
 from tests.maintenance.synthetic import SyntheticJob, dump
-
-
-@pytest.fixture
-def job(metastore_url: str, tmp_storage: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
-    for name, value in ANY_SHARE.items():
-        monkeypatch.setenv(name, value)
-    return cleaned_job(metastore_url, tmp_storage)
-
-
-@pytest.fixture
-def orphans(job: SyntheticJob) -> list[str]:
-    """Paths of orphans of every kind, with their objects."""
-    paths = orphans_of(job)
-    put(job.store, *paths)
-    return paths
 
 
 def orphan(path: str) -> Orphan:

@@ -32,11 +32,8 @@ from cairn.storage.posix_inventory import PosixInventory
 from tests.databases import be_restored, copy_rows
 from tests.maintenance.sweeping import (
     ANY_AGE,
-    ANY_SHARE,
-    cleaned_job,
     condemn,
     let_time_pass,
-    orphans_of,
     put,
     quarantine,
     swept,
@@ -44,21 +41,6 @@ from tests.maintenance.sweeping import (
 )
 from tests.maintenance.synthetic import SyntheticJob, dump
 from tests.ownership.test_two_metastores import another
-
-
-@pytest.fixture
-def job(metastore_url: str, tmp_storage: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
-    for name, value in ANY_SHARE.items():
-        monkeypatch.setenv(name, value)
-    return cleaned_job(metastore_url, tmp_storage)
-
-
-@pytest.fixture
-def orphans(job: SyntheticJob) -> list[str]:
-    """Paths of orphans of every kind, with their objects."""
-    paths = orphans_of(job)
-    put(job.store, *paths)
-    return paths
 
 
 def root(job: SyntheticJob) -> Path:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.maintenance.sweeping import (
-    ANY_SHARE,
-    cleaned_job,
     let_time_pass,
     orphans_of,
     put,
@@ -20,13 +18,6 @@ from tests.maintenance.sweeping import (
     swept,
 )
 from tests.maintenance.synthetic import SyntheticJob
-
-
-@pytest.fixture
-def job(metastore_url: str, tmp_storage: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
-    for name, value in ANY_SHARE.items():
-        monkeypatch.setenv(name, value)
-    return cleaned_job(metastore_url, tmp_storage)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from cairn.maintenance.orphans import Reason
 from cairn.storage import open_store
 from cairn.storage.s3 import S3Store
 from tests.maintenance.sweeping import (
-    ANY_SHARE,
+    allow_any_share,
     cleaned_job,
     let_time_pass,
     orphans_of,
@@ -25,8 +25,8 @@ from tests.maintenance.synthetic import SyntheticJob
 
 @pytest.fixture
 def job(metastore_url: str, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> SyntheticJob:
-    for name, value in {**ANY_SHARE, "CAIRN_STORAGES": moto_url}.items():
-        monkeypatch.setenv(name, value)
+    allow_any_share(monkeypatch)
+    monkeypatch.setenv("CAIRN_STORAGES", moto_url)
     return cleaned_job(metastore_url, moto_url)
 
 
