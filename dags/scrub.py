@@ -6,13 +6,16 @@ among them. With the default of 4 % and a run each day, each byte is read once i
 
 What is missing, too short or has other bytes is recorded in `cairn.damaged_segments`. The view
 `cairn.v_damaged_segments` has every checkpoint and manifest that needs it, and whether it can be
-made again from older bases and changelog. `cairn checkpoints` and the metric
+made again from older bases and changelog. Then the same task does that: it folds these into new
+bases, which checkpoints to come read instead. What older ones and their manifests need stays
+damaged until they are subsumed. `cairn checkpoints` and the metric
 `Storage.damagedSegments` count it. While something is damaged, the newest confirmed checkpoint that
 needs nothing of it stays, as if it was pinned. What is read whole again by a later run is not shown
 any more.
 
-**It never** changes or deletes an object, and takes no lock that a batch waits for. It may run at
-any time, beside the jobs and the cleanup, twice at once, and again after a crash.
+**It never** changes or deletes an object, and holds a lock that a batch waits for no longer than
+the batches themselves. It may run at any time, beside the jobs and the cleanup, twice at once, and
+again after a crash.
 
 ## Before the first run
 * The workers' environment has `CAIRN_METASTORE`, `CAIRN_STORAGES` and what the storage needs, and
@@ -32,10 +35,12 @@ A run that is given any other param fails and changes nothing.
 ## Reading the result
 One `scrub` task a job, named after it; its return value and last log line are the report. **A task
 that fails at once, without a retry, has found damage**, now or earlier, or was refused: the log
-says which. `newest_whole_checkpoint` is where there is a way back to. `summarise` returns the sums.
+says which, and what was healed. `newest_whole_checkpoint` is where there is a way back to.
+`summarise` returns the sums.
 
-Next: `cairn scrub JOB --dry-run` lists the damage. Put the objects back, for example older versions
-of the bucket's, and trigger this Dag again.
+Next: `cairn scrub JOB --dry-run` lists the damage, `cairn heal JOB --dry-run` says what is lost.
+Put the objects back, for example older versions of the bucket's, and trigger this Dag again. Then
+find out what the storage does with objects.
 """
 
 from __future__ import annotations
@@ -91,7 +96,7 @@ from cairn.airflow_ext.scrub import scrub_one
     },
 )
 def scrub() -> None:
-    """Lists the jobs, scrubs each in a mapped task and adds up the results."""
+    """Lists the jobs, scrubs and heals each in a mapped task and adds up the results."""
 
     @task
     def list_jobs() -> list[str]:

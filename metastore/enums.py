@@ -101,6 +101,8 @@ class MaintenanceAction(StrEnum):
     """Finds objects that no row knows."""
     SCRUB = "scrub"
     """Reads segments and verifies their checksums."""
+    HEAL = "heal"
+    """Makes damaged bases and increments again."""
     HOUSEKEEPING = "housekeeping"
     """Trims history."""
 

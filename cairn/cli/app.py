@@ -16,6 +16,7 @@ from cairn.cli import (
     commands,
     compact_command,
     explain_commands,
+    heal_command,
     housekeeping_command,
     inspect,
     job_commands,
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     verify_command.add_command(commands_, common)
     sweep_commands.add_commands(commands_, common)
     scrub_command.add_command(commands_, common)
+    heal_command.add_command(commands_, common)
     materialize_command.add_command(commands_, common)
     housekeeping_command.add_command(commands_, common)
     compact_command.add_command(commands_, common)

@@ -125,8 +125,9 @@ def _conclude(report: ScrubReport) -> int:
     )
     print(
         f"error: {report.damaged_segments} segments that checkpoints need are damaged; "
-        f"{way_back}. Put the objects back, for example older versions of the bucket's, and scrub "
-        "again; or start a new job from a manifest of a checkpoint that is whole",
+        f"{way_back}. Run `cairn heal {report.job}` to make again what checkpoints to come need; "
+        "or put the objects back, for example older versions of the bucket's, and scrub again; or "
+        "start a new job from a manifest of a checkpoint that is whole",
         file=sys.stderr,
     )
     return _DAMAGED

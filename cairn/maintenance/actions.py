@@ -9,7 +9,7 @@ from uuid import UUID
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.maintenance.plans import StoredPlan
 from cairn.errors import RefusedError
-from cairn.maintenance import cleanup, compaction, materialization, recorded_work, sweep
+from cairn.maintenance import cleanup, compaction, heal, materialization, recorded_work, sweep
 from cairn.maintenance.plans import Action, read, refuse_spoken, store
 from cairn.maintenance.progress import Progress, silent
 from metastore.enums import MaintenanceAction, MaintenanceStatus
@@ -22,6 +22,7 @@ ACTIONS: Mapping[MaintenanceAction, Action] = {
     ),
     MaintenanceAction.COMPACTION: Action(compaction.plan_action, compaction.apply_compaction),
     MaintenanceAction.SCRUB: Action(recorded_work.plan_scrub, recorded_work.apply_scrub),
+    MaintenanceAction.HEAL: Action(heal.plan_heals, heal.apply_heals),
     MaintenanceAction.HOUSEKEEPING: Action(
         recorded_work.plan_housekeeping, recorded_work.apply_housekeeping
     ),

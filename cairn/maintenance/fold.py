@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cairn.catalog.catalog import Catalog
@@ -77,12 +77,30 @@ def fold_shares(
         f"reading what to fold of job {job.name}", lambda c: read_inputs(c, job.job_id, shares)
     )
     changed = [one for one in inputs if one.changes]
+    report = fold_inputs(catalog, job, store, lease, changed, scratch=scratch)
+    return replace(report, unchanged=len(shares) - len(changed))
+
+
+def fold_inputs(
+    catalog: Catalog,
+    job: JobFacts,
+    store: ObjectStore,
+    lease: LeaseRef,
+    inputs: Sequence[FoldInput],
+    *,
+    scratch: Path | None = None,
+) -> FoldReport:
+    """Folds what was read of some shares, and installs all that still stands.
+
+    Raises:
+        see `fold_shares`.
+    """
     files = _Files(catalog, job, store, lease)
-    for one in changed:
+    for one in inputs:
         for base in _bases(job, store, one, scratch):
             files.add(one, base)
     files.write()
-    folds = [Folded(one, files.bases_of(one)) for one in changed]
+    folds = [Folded(one, files.bases_of(one)) for one in inputs]
     refused: list[FoldInput] = []
     if folds:
         refused = catalog.run(
@@ -93,9 +111,8 @@ def fold_shares(
         _log.warning("fold refused: the share was materialized meanwhile", extra=facts)
     return FoldReport(
         folded=len(folds) - len(refused),
-        unchanged=len(shares) - len(folds),
         refused=len(refused),
-        read_bytes=sum(one.size_bytes for one in changed),
+        read_bytes=sum(one.size_bytes for one in inputs),
         written_bytes=files.written_bytes,
         entries=sum(handle.entries for fold_ in folds for _, handle in fold_.bases),
     )

@@ -7,7 +7,7 @@ lock that a batch waits for, and may be killed at any time and run twice at once
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from cairn.catalog.cleanup.scrubbing import (
     FileTotal,
     FoundDamage,
     damaged_segments,
+    files_at,
     known_damage,
     needed_files,
     needed_files_after,
@@ -148,6 +149,19 @@ def _report(
     return report
 
 
+def scrub_files(catalog: Catalog, job: JobFacts, store: ObjectStore, paths: Sequence[str]) -> None:
+    """Reads what is live in some files of a job, by path, and records what is damaged.
+
+    Raises:
+        RefusedError: the job's root is another metastore's.
+        StoreFailedError: the metastore or the storage failed; call again.
+    """
+    scrub = _Scrub(catalog=catalog, job=job, store=store, bytes_pace=None, progress=silent)
+    scrub.read_all(
+        catalog.run("finding what a scrub reads", lambda c: files_at(c, job.job_id, paths))
+    )
+
+
 def find_damage(catalog: Catalog, job_id: str) -> list[Mapping[str, Any]]:
     """Returns the damaged segments of a job with all that needs them (`v_damaged_segments`)."""
     return catalog.run("reading what is damaged", lambda c: damaged_segments(c, job_id))
@@ -162,8 +176,10 @@ class _Scrub:
     progress: Progress
 
     def run(self, sample_percent: float | None) -> _Read:
-        read = _Read()
-        files = self._chosen(sample_percent)
+        return self.read_all(self._chosen(sample_percent))
+
+    def read_all(self, file_ids: Iterable[UUID]) -> _Read:
+        read, files = _Read(), iter(file_ids)
         while some := list(islice(files, FILES_READ)):
             read = self._scrub(some, read)
             if read.found > MOST_DAMAGED:

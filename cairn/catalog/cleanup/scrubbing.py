@@ -11,7 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, Uuid, bindparam, func, select, text, update
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    Text,
+    Uuid,
+    any_,
+    bindparam,
+    func,
+    literal,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.cleanup.needs import DAMAGED_SEGMENTS, any_uuid, newest_whole
@@ -66,6 +78,18 @@ def needed_files_after(
             .where(*_is_needed(job_id), PhysicalFile.file_id > after)
             .order_by(PhysicalFile.file_id)
             .limit(limit)
+        )
+    )
+
+
+def files_at(connection: Connection, job_id: str, paths: Sequence[str]) -> list[UUID]:
+    """Returns the files of a job at some paths that hold live segments, by id."""
+    wanted = any_(literal(list(paths), ARRAY(Text())))
+    return list(
+        connection.scalars(
+            select(PhysicalFile.file_id)
+            .where(*_is_needed(job_id), PhysicalFile.path == wanted)
+            .order_by(PhysicalFile.file_id)
         )
     )
 

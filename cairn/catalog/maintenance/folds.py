@@ -36,14 +36,16 @@ class Share:
 class FoldInput:
     """What the state of a share as of a confirmed checkpoint is folded from, in order of replay.
 
-    `changes` of them are changelog and increments; without any there is nothing to fold. `read_at`
-    is the database's time.
+    `changes` of them are changelog and increments; without any there is nothing to fold. `replaces`
+    are the placed segments of the share that checkpoints to come need: all that the fold takes the
+    place of, read or not. `read_at` is the database's time.
     """
 
     share: Share
     as_of_checkpoint: int
     handles: Sequence[SegmentHandle]
     changes: int
+    replaces: frozenset[UUID]
     read_at: datetime
 
     @property
@@ -81,6 +83,7 @@ def read_inputs(connection: Connection, job_id: str, shares: Sequence[Share]) ->
             as_of_checkpoint=as_of,
             handles=sorted([*replay.bases, *replay.changes], key=replay_order),
             changes=len(replay.changes),
+            replaces=placed_in(connection, job_id, share.key_groups),
             read_at=read_at,
         )
         for share, replay in zip(shares, replays, strict=True)
@@ -125,30 +128,29 @@ def _known(connection: Connection, folds: Sequence[Folded]) -> set[UUID]:
     )
 
 
+def placed_in(connection: Connection, job_id: str, key_groups: KeyGroupRange) -> frozenset[UUID]:
+    """Returns the placed segments in some key groups that checkpoints to come need."""
+    return frozenset(
+        connection.scalars(
+            select(PlacedSegment.segment_id).where(
+                PlacedSegment.job_id == job_id,
+                PlacedSegment.status == SegmentStatus.LIVE,
+                PlacedSegment.released_checkpoint.is_(None),
+                PlacedSegment.kind.in_(KEYED),
+                PlacedSegment.key_groups.op("&&")(Range(key_groups.start, key_groups.end)),
+            )
+        )
+    )
+
+
 def _stands(connection: Connection, job_id: str, made_from: FoldInput) -> bool:
-    """Tells whether what is placed in a share is what was read there.
+    """Tells whether what is placed in a share is what was there when it was read.
 
     Changelog of group commits is not looked at: that of a confirmed checkpoint stays as it is until
     bases cover it, which are placed.
     """
-    groups = made_from.share.key_groups
-    now = connection.scalars(
-        select(PlacedSegment.segment_id).where(
-            PlacedSegment.job_id == job_id,
-            PlacedSegment.status == SegmentStatus.LIVE,
-            PlacedSegment.released_checkpoint.is_(None),
-            PlacedSegment.kind.in_(KEYED),
-            PlacedSegment.key_groups.op("&&")(Range(groups.start, groups.end)),
-        )
-    )
-    read = {UUID(handle.segment_id) for handle in made_from.handles}
-    placed = set(now)
-    if not placed <= read:
+    if placed_in(connection, job_id, made_from.share.key_groups) != made_from.replaces:
         return False
-    # Of those that were read, some are in rows of group commits, which have no such ids.
-    gone = connection.scalars(
-        select(PlacedSegment.segment_id).where(PlacedSegment.segment_id.in_(read - placed))
-    )
     is_confirmed = connection.scalar(
         select(Checkpoint.checkpoint_id).where(
             Checkpoint.job_id == job_id,
@@ -156,7 +158,7 @@ def _stands(connection: Connection, job_id: str, made_from: FoldInput) -> bool:
             Checkpoint.status.in_([CheckpointStatus.CONFIRMED, CheckpointStatus.SUBSUMED]),
         )
     )
-    return not list(gone) and is_confirmed is not None
+    return is_confirmed is not None
 
 
 def _place(

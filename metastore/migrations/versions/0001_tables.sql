@@ -91,7 +91,7 @@ CREATE TABLE cairn.maintenance_runs (
         CHECK (status IN ('PLANNED', 'RUNNING', 'APPLIED', 'FAILED', 'REFUSED')),
     CONSTRAINT ck_maintenance_runs__action_known
         CHECK (action IN ('subsumption', 'materialization', 'compaction', 'orphan_sweep', 'scrub',
-            'housekeeping')),
+            'heal', 'housekeeping')),
     CONSTRAINT ck_maintenance_runs__running_is_leased
         CHECK (status <> 'RUNNING' OR (holder IS NOT NULL AND leased_until IS NOT NULL)),
     CONSTRAINT ck_maintenance_runs__breakers_passed
