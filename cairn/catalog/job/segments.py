@@ -82,13 +82,34 @@ def stored_at(
     return [*placed, *committed]
 
 
+# Of each row only what lies between the first and the last segment of the subtasks that have some
+# of the key groups: to read one subtask's changelog must not cost what reading that of all does.
 # All that is covered may be deleted already.
-_COMMITS_AFTER = f"""{COMMITTED}
-      AND g.status = 'LIVE' AND g.checkpoint_id <= %(until)s AND g.file_id IS NOT NULL
+_COMMITS_AFTER = """
+    SELECT
+        g.checkpoint_id, CAST(g.file_id AS text), g.max_parallelism, g.parallelism,
+        CAST('{}' AS integer[]), CAST('{}' AS text[]), g.replaced_subtasks,
+        CAST(g.segment_ids[own.low:own.high] AS text[]), g.segment_subtasks[own.low:own.high],
+        g.segment_kinds[own.low:own.high], g.sequence_numbers[own.low:own.high],
+        g.offsets_bytes[own.low:own.high], g.sizes_bytes[own.low:own.high],
+        encode(
+            substring(g.sha256s FROM 32 * own.low - 31 FOR 32 * (own.high - own.low + 1)), 'hex'
+        ),
+        g.entries[own.low:own.high], f.path, f.scope
+    FROM cairn.group_commits AS g
+    CROSS JOIN LATERAL (
+        SELECT CAST(min(s.place) AS integer) AS low, CAST(max(s.place) AS integer) AS high
+        FROM unnest(g.segment_subtasks) WITH ORDINALITY AS s (subtask, place)
+        WHERE s.subtask BETWEEN %(low)s * g.parallelism / g.max_parallelism
+            AND (%(high)s - 1) * g.parallelism / g.max_parallelism
+    ) AS own
+    JOIN cairn.physical_files AS f ON f.file_id = g.file_id
+    WHERE g.job_id = %(job_id)s AND g.status = 'LIVE' AND g.checkpoint_id <= %(until)s
       AND (
         g.checkpoint_id = %(until)s
         OR (g.checkpoint_id > %(covered)s AND g.key_groups && int4range(%(low)s, %(high)s))
       )
+      AND own.low IS NOT NULL
 """
 _WITH_LISTS = f"""{COMMITTED}
       AND g.checkpoint_id = %(checkpoint_id)s AND g.status = 'LIVE'
