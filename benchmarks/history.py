@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks.common import new_table, positive, workplace
 from benchmarks.history_rows import PARALLELISM, add_batches
@@ -131,6 +132,29 @@ class Year:
         self.calls.close()
 
 
+def measure_years(year: Year, turnovers: int, cycles: int, console: Console) -> list[Measured]:
+    """Lets the history fill and be replaced so often; returns what was measured now and then."""
+    found: list[Measured] = []
+    for turnover in range(turnovers + 1):
+        for _ in range(cycles):
+            year.cycle()
+        if turnover in (0, 1, turnovers) or turnover % 10 == 0:
+            found.append(year.measure())
+            console.print(found[-1])
+    return found
+
+
+def table_of(found: list[Measured], title: str) -> Table:
+    """Returns a row for each time that something was measured."""
+    columns = ("batches", "MB", "rows", "begin", "intent", "ack", "plan", "trim")
+    table = new_table(title, *columns)
+    for each in found:
+        calls_ms = (each.begin_ms, each.intent_ms, each.ack_ms, each.plan_ms, each.trim_ms)
+        sizes = (f"{each.batches:,}", f"{each.size_mb:.1f}", f"{each.rows:,}")
+        table.add_row(*sizes, *(f"{ms:.1f}" for ms in calls_ms))
+    return table
+
+
 def main(arguments: list[str]) -> int:
     """Lets the batches pass, measures, prints a table; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.history")
@@ -145,39 +169,13 @@ def main(arguments: list[str]) -> int:
         storage.mkdir()
         year = Year(resolve_url(metastore), storage.as_uri(), chosen.checkpoints)
         try:
-            found: list[Measured] = []
-            for turnover in range(chosen.turnovers + 1):
-                for _ in range(cycles):
-                    year.cycle()
-                if turnover in (0, 1, chosen.turnovers) or turnover % 10 == 0:
-                    found.append(year.measure())
-                    console.print(found[-1])
+            found = measure_years(year, chosen.turnovers, cycles, console)
             for name, one in sorted(year.server.sizes().items()):
                 console.print(name, one)
         finally:
             year.close()
-    table = new_table(
-        f"{chosen.checkpoints} checkpoints stay, load {os.getloadavg()[0]:.1f}",
-        "batches",
-        "MB",
-        "rows",
-        "begin",
-        "intent",
-        "ack",
-        "plan",
-        "trim",
-    )
-    for each in found:
-        table.add_row(
-            f"{each.batches:,}",
-            f"{each.size_mb:.1f}",
-            f"{each.rows:,}",
-            *(
-                f"{ms:.1f}"
-                for ms in (each.begin_ms, each.intent_ms, each.ack_ms, each.plan_ms, each.trim_ms)
-            ),
-        )
-    console.print(table)
+    title = f"{chosen.checkpoints} checkpoints stay, load {os.getloadavg()[0]:.1f}"
+    console.print(table_of(found, title))
     first, last = found[0], found[-1]
     for name, ratio in (
         ("begin", last.begin_ms / first.begin_ms),

@@ -92,58 +92,64 @@ def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
     assert not may(rows, "cairn_writer", "DELETE, TRUNCATE, TRIGGER", table)
 
 
+MAINTAINER_CHANGES = {
+    "jobs": {"name", "former_name", "dropped_at", "current_epoch"},
+    "checkpoints": {"status", "ended_at"},
+    "pins": {"removed_at"},
+    "runs": {"ended_at"},
+    "physical_files": {
+        "status",
+        "size_bytes",
+        "sealed_at",
+        "condemned_at",
+        "deleted_at",
+        "verified_at",
+    },
+    "placed_segments": {"status", "released_checkpoint"},
+    "group_commits": {"status"},
+    "directories": {"status", "epoch", "claimed_at", "unclaimed_at", "deleted_at"},
+    "maintenance_runs": {
+        "status",
+        "result",
+        "finished_at",
+        "holder",
+        "leased_until",
+        "breakers",
+        "passed_by",
+        "passed_at",
+    },
+    "maintenance_decisions": {"objects"},
+    "deletions": {"attempts", "last_error", "done_at"},
+    "damaged_segments": {"damage", "seen_at", "resolved_at"},
+    "ownerships": {"confirmed_at"},
+    "quarantined_objects": {
+        "status",
+        "condemned_at",
+        "restored_at",
+        "released_at",
+        "deleted_at",
+        "last_error",
+    },
+}
+MAINTAINER_ADDS = {
+    "maintenance_runs",
+    "maintenance_decisions",
+    "deletions",
+    "quarantined_objects",
+    "damaged_segments",
+    # Of folds and compactions.
+    "physical_files",
+    "directories",
+    "placed_segments",
+    "materializations",
+}
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_maintainer_reads_all_changes_states_and_trims_history(rows: Rows, table: str) -> None:
-    allowed = {
-        "jobs": {"name", "former_name", "dropped_at", "current_epoch"},
-        "checkpoints": {"status", "ended_at"},
-        "pins": {"removed_at"},
-        "runs": {"ended_at"},
-        "physical_files": {
-            "status",
-            "size_bytes",
-            "sealed_at",
-            "condemned_at",
-            "deleted_at",
-            "verified_at",
-        },
-        "placed_segments": {"status", "released_checkpoint"},
-        "group_commits": {"status"},
-        "directories": {"status", "epoch", "claimed_at", "unclaimed_at", "deleted_at"},
-        "maintenance_runs": {
-            "status",
-            "result",
-            "finished_at",
-            "holder",
-            "leased_until",
-            "breakers",
-            "passed_by",
-            "passed_at",
-        },
-        "maintenance_decisions": {"objects"},
-        "deletions": {"attempts", "last_error", "done_at"},
-        "damaged_segments": {"damage", "seen_at", "resolved_at"},
-        "ownerships": {"confirmed_at"},
-        "quarantined_objects": {
-            "status",
-            "condemned_at",
-            "restored_at",
-            "released_at",
-            "deleted_at",
-            "last_error",
-        },
-    }
     assert may(rows, "cairn_maintainer", "SELECT", table)
-    assert updatable(rows, "cairn_maintainer", table) == allowed.get(table, set())
-    its_own = table in (
-        "maintenance_runs",
-        "maintenance_decisions",
-        "deletions",
-        "quarantined_objects",
-        "damaged_segments",
-    )
-    # Of folds and compactions.
-    its_own |= table in ("physical_files", "directories", "placed_segments", "materializations")
+    assert updatable(rows, "cairn_maintainer", table) == MAINTAINER_CHANGES.get(table, set())
+    its_own = table in MAINTAINER_ADDS
     assert may(rows, "cairn_maintainer", "INSERT", table) is its_own
     assert may(rows, "cairn_maintainer", "DELETE", table) is (table in TRIMMED | DROPPED)
     assert not may(rows, "cairn_maintainer", "TRUNCATE, TRIGGER", table)

@@ -80,20 +80,19 @@ def new_run(
     )
     run = Catalog(url).run("registering", lambda c: register_run(c, registration))
     own_root(Catalog(url), open_store(storage), run.job_id)
-    return plan_of(
-        {
-            "job": job,
-            "job_id": run.job_id,
-            "run_id": str(registration.run_id),
-            "epoch": run.epoch,
-            "parallelism": parallelism,
-            "max_parallelism": run.max_parallelism,
-            "storage": storage,
-            "metastore": url,
-            "settings": asdict(settings),
-            "split_lists": run.split_lists,
-            "union_lists": run.union_lists,
-        }
+    return RunContext(
+        job=job,
+        job_id=run.job_id,
+        run_id=str(registration.run_id),
+        epoch=run.epoch,
+        parallelism=parallelism,
+        tasks=parallelism,
+        max_parallelism=run.max_parallelism,
+        storage=storage,
+        catalog=Catalog(url),
+        settings=settings,
+        split_lists=run.split_lists,
+        union_lists=run.union_lists,
     )
 
 
