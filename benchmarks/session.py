@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from cairn.runtime.driver.run_watch import note_ends
 from spark_jobs import environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,6 +57,7 @@ def spark_session(log: Path) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
+        note_ends()  # the metastore is stopped before this process exits
         session.stop()
 
 

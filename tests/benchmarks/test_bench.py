@@ -24,6 +24,7 @@ def test_a_quick_run_measures_both_engines_and_s3(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "trying again" not in done.stderr, "the metastore is stopped last"
     measured = json.loads(done.stdout)
     assert measured == json.loads((tmp_path / "result.json").read_text())
     engines = {one["name"]: set(one["repetitions"]) for one in measured["workloads"]}

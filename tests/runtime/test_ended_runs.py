@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.run_ends import record_run_end
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.runtime.driver import run_watch
@@ -191,6 +192,16 @@ def test_a_session_that_cannot_be_asked_leaves_the_end_to_the_lease(
     watch.look()
     watch.look(is_last=True)
     assert state(stream) == "running"
+
+
+def test_a_run_whose_end_was_noted_asks_the_metastore_nothing_more(
+    stream: Stream, watch: RunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.batch()
+    watch.look(is_last=True)
+    monkeypatch.setattr(Catalog, "run", pytest.fail)
+    watch.look()
+    watch.look(is_last=True)
 
 
 def test_a_driver_that_exits_ends_what_is_not_active(

@@ -129,11 +129,19 @@ def watch_run(run: RunRef, catalog: Catalog, session: SparkSession) -> None:
     _watch.add(run, catalog, lambda: {str(query.id) for query in session.streams.active})
     with _starting:
         if not _threads:
-            atexit.register(_watch.look, is_last=True)
+            atexit.register(note_ends)
         if not any(thread.is_alive() for thread in _threads):
             thread = threading.Thread(target=_look_for_ever, name="cairn-run-watch", daemon=True)
             _threads.append(thread)
             thread.start()
+
+
+def note_ends() -> None:
+    """Notes the ends of this process's runs, as at its exit; for who stops the metastore before.
+
+    A run whose end is noted asks the metastore nothing more, unless its query is started again.
+    """
+    _watch.look(is_last=True)
 
 
 def _look_for_ever() -> None:
