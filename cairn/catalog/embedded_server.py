@@ -74,12 +74,13 @@ def stop(directory: Path) -> None:
             return
         sockets = _pid_file(data)[4:5]
         postmaster.send_signal(signal.SIGINT)  # what `pg_ctl stop -m fast` sends
-        try:
-            postmaster.wait(_TIMEOUT_S)
-        except psutil.TimeoutExpired as error:
-            raise MetastoreError(
-                f"the embedded PostgreSQL in {data} is still stopping after {_TIMEOUT_S} s"
-            ) from error
+        deadline = time.monotonic() + _TIMEOUT_S
+        while _is_running(postmaster):
+            if time.monotonic() > deadline:
+                raise MetastoreError(
+                    f"the embedded PostgreSQL in {data} is still stopping after {_TIMEOUT_S} s"
+                )
+            time.sleep(0.01)
         if sockets not in ([], [""], [str(data)]):
             Path(sockets[0]).rmdir()
 
@@ -197,6 +198,15 @@ def _postmaster(data: Path) -> psutil.Process | None:
         return process if process and str(data) in process.cmdline() else None
     except psutil.NoSuchProcess:
         return None
+
+
+def _is_running(process: psutil.Process) -> bool:
+    # Not by `wait`: a process whose parent is gone stays a zombie until a container's first process
+    # reaps it, which may be late or never.
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _pid_file(data: Path) -> list[str]:
