@@ -18,6 +18,7 @@ from cairn.catalog.catalog import Catalog, dispose_engines
 from cairn.catalog.embedded import resolve_url, stop
 from cairn.catalog.migrate import migrate
 from tests.databases import Databases, connect, create, drop
+from tests.scratch import keep_files_in_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,9 @@ hypothesis.settings.register_profile(
     "cairn", deadline=None, derandomize="CI" in os.environ, print_blob=True
 )
 hypothesis.settings.load_profile("cairn")
+
+# Before pytest, and the workers that it starts, ask where temporary files are.
+keep_files_in_memory()
 
 S3_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from typing import Any
 from uuid import uuid4
 
+import psycopg2
 from sqlalchemy import Connection, NullPool, Table, create_engine, make_url, text
 
 from cairn.catalog import catalog
@@ -22,14 +25,19 @@ _NOTE_CHANGES_OF_THE_SCHEMA = """
     EXECUTE FUNCTION public.note_schema_change();
 """
 _IS_CHANGED = "SELECT is_called FROM public.schema_changes"
-_IS_AT = "SELECT 1 FROM cairn.alembic_version WHERE version_num = :head"
+_IS_AT = "SELECT 1 FROM cairn.alembic_version WHERE version_num = %s"
 _END_OTHERS = """
-    SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
-_REMOVE_ROWS = "; ".join(str(table.delete()) for table in Base.metadata.sorted_tables)
+_END_WITHIN_S = 5.0
+# A table without rows, of which a vacuum has freed all pages, was not written since.
+_WRITTEN = """
+    SELECT CAST(oid AS regclass)::text FROM pg_class
+    WHERE oid = ANY (CAST(%s AS regclass[])) AND pg_relation_size(oid) > 0
+"""
+_TABLES = [str(table) for table in Base.metadata.sorted_tables]
 _BE_ANOTHER = "DELETE FROM cairn.metastore; INSERT INTO cairn.metastore DEFAULT VALUES"
-_FREE_PAGES = "VACUUM (SKIP_DATABASE_STATS) " + ", ".join(map(str, Base.metadata.sorted_tables))
 
 
 class Databases:
@@ -38,6 +46,7 @@ class Databases:
     def __init__(self, server: str, template: str) -> None:
         self._server = server
         self._template = template
+        self._revision = head_revision()
         self._free: list[str] = []
 
     @contextmanager
@@ -47,7 +56,7 @@ class Databases:
         yield url
         for connections in catalog._connections.values():
             connections.close()  # what their engine has compiled serves the next test
-        if _is_emptied(url):
+        if _is_emptied(url, self._revision):
             self._free.append(url)
         else:
             drop(url)
@@ -102,22 +111,41 @@ def connect(url: str) -> Connection:
     return create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect()
 
 
-def _is_emptied(url: str) -> bool:
+def _is_emptied(url: str, revision: str) -> bool:
     """Removes all rows, unless a test changed the schema: then no other gets the database."""
-    with connect(url) as connection:
-        connection.execute(text(_END_OTHERS))
+    # Not by SQLAlchemy, which first asks a server what it is: this is done after every test.
+    dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        _end_others(cursor)
         # First: a changed schema may lack the table of revisions.
-        if connection.scalar(text(_IS_CHANGED)):
+        cursor.execute(_IS_CHANGED)
+        if cursor.fetchall() != [(False,)]:
             return False
-        if not connection.scalar(text(_IS_AT), {"head": head_revision()}):
+        cursor.execute(_IS_AT, [revision])
+        if not cursor.fetchall():
             return False
+        cursor.execute(_WRITTEN, [_TABLES])
+        written = [name for (name,) in cursor.fetchall()]
         # Without triggers, which guard the rows and the references between them.
-        connection.execute(text("SET session_replication_role = replica"))
-        connection.exec_driver_sql(_REMOVE_ROWS)
-        connection.exec_driver_sql(_BE_ANOTHER)
+        emptied = [f"DELETE FROM {table}" for table in written]  # noqa: S608 - fixed
+        cursor.execute("; ".join(["SET session_replication_role = replica", *emptied, _BE_ANOTHER]))
         # So that the next test's rows are in the order in which it adds them.
-        connection.exec_driver_sql(_FREE_PAGES)
+        if written:
+            cursor.execute(f"VACUUM (SKIP_DATABASE_STATS) {', '.join(written)}")
     return True
+
+
+def _end_others(cursor: Any) -> None:
+    """Ends all other connections to a database, and returns when they are gone."""
+    give_up_s = time.monotonic() + _END_WITHIN_S
+    while True:
+        cursor.execute(_END_OTHERS)
+        if cursor.fetchone() == (0,):
+            return
+        # Not in PostgreSQL, which looks each 100 ms.
+        assert time.monotonic() < give_up_s, "a connection does not end"
+        time.sleep(0.001)
 
 
 def _of(server: str, database: str) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,9 +16,9 @@ from cairn.errors import BadInputError, RefusedError, StorageError
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 from cairn.maintenance.deleter import delete_condemned
 from cairn.storage.posix import PosixStore
+from tests.forked import Forked
+from tests.maintenance.killed import cleanup
 from tests.maintenance.synthetic import SyntheticJob, dump
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -75,14 +71,8 @@ def assert_safe(job: SyntheticJob) -> None:
     assert {path for (path,) in files} - job.objects() <= intents
 
 
-def start_cleanup(job: SyntheticJob, *kill_at: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.maintenance.one_cleanup", job.url, job.name, *kill_at],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start_cleanup(job: SyntheticJob, kill_at: tuple[str, int] | None = None) -> Forked:
+    return Forked(cleanup, job.url, job.name, kill_at=kill_at)
 
 
 def test_a_cleanup_deletes_exactly_what_no_checkpoint_needs(job: SyntheticJob) -> None:
@@ -163,25 +153,21 @@ def test_killed_before_any_commit_the_next_cleanup_finishes(
     killed = 0
     while True:
         job = SyntheticJob(metastore_url, tmp_storage).create()
-        process = start_cleanup(job, "commit", str(killed + 1))
-        process.communicate("go\n")
+        is_over = start_cleanup(job, ("commit", killed + 1)).run()
         assert_safe(job)
-        if process.returncode == 0:
+        if is_over:
             break
-        assert process.returncode == -signal.SIGKILL
         killed += 1
         cleanup_job(job.catalog, job.name)
         assert_clean(job)
     assert killed >= 6
 
 
-@pytest.mark.parametrize("number", ["1", "4"])
+@pytest.mark.parametrize("number", [1, 4])
 def test_killed_between_two_deletes_the_next_cleanup_finishes(
-    job: SyntheticJob, number: str
+    job: SyntheticJob, number: int
 ) -> None:
-    process = start_cleanup(job, "unlink", number)
-    process.communicate("go\n")
-    assert process.returncode == -signal.SIGKILL
+    assert not start_cleanup(job, ("unlink", number)).run()
     assert_safe(job)
     rest = cleanup_job(job.catalog, job.name)
     assert rest == replace(
@@ -193,11 +179,9 @@ def test_killed_between_two_deletes_the_next_cleanup_finishes(
 def test_two_cleanups_at_once_share_the_work(job: SyntheticJob) -> None:
     processes = [start_cleanup(job) for _ in range(2)]
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    reports = [json.loads(process.communicate()[0]) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+        process.go()
+    assert [process.end() for process in processes] == [True, True]
+    reports = [asdict(process.result) for process in processes]
     together = {
         name: sum(report[name] for report in reports) if type(value) is int else value
         for name, value in asdict(expected(job)).items()
@@ -245,9 +229,7 @@ class FaultyStore(PosixStore):
 
 def condemn(job: SyntheticJob) -> JobFacts:
     """Plans and applies, and deletes nothing yet."""
-    process = start_cleanup(job, "unlink", "1")
-    process.communicate("go\n")
-    assert process.returncode == -signal.SIGKILL
+    assert not start_cleanup(job, ("unlink", 1)).run()
     return job.catalog.run("reading", lambda c: read_snapshot(c, job.name)).job
 
 

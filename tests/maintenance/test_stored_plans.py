@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -18,6 +14,8 @@ from cairn.maintenance.actions import apply_plan, plan_action
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.plans import pass_breakers, read
 from metastore.enums import MaintenanceAction
+from tests.forked import Forked
+from tests.maintenance.killed import apply
 from tests.maintenance.synthetic import SyntheticJob, dump
 from tests.maintenance.test_cleanup import assert_clean
 
@@ -53,19 +51,9 @@ def test_a_stored_plan_is_applied_by_another_process_and_deletes_what_it_says(
     job: SyntheticJob,
 ) -> None:
     stored = planned(job)
-    program = (
-        "import json, sys; from uuid import UUID; from cairn.catalog.catalog import Catalog\n"
-        "from cairn.maintenance.actions import apply_plan\n"
-        "print(json.dumps(apply_plan(Catalog(sys.argv[1]), UUID(sys.argv[2]))))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, job.url, str(stored.run_id)],
-        cwd=Path(__file__).resolve().parents[2],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    result = json.loads(ended.stdout)
+    process = Forked(apply, job.url, stored.run_id)
+    assert process.run()
+    result = process.result
     assert (result["condemned_files"], result["deleted_files"]) == (job.DOOMED, job.DOOMED)
     assert_clean(job)
     again = apply_plan(job.catalog, stored.run_id)

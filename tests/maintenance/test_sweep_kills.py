@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
+from tests.maintenance.killed import sweep
 from tests.maintenance.sweeping import (
     let_time_pass,
     orphans_of,
@@ -36,13 +34,8 @@ def root(job: SyntheticJob) -> Path:
     return Path(job.storage.removeprefix("file://")) / job.job_id
 
 
-def start_sweep(job: SyntheticJob, *kill: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.maintenance.one_sweep", job.url, job.name, *kill],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start_sweep(job: SyntheticJob, kill_at: tuple[str, int] | None = None) -> Forked:
+    return Forked(sweep, job.url, job.name, kill_at=kill_at)
 
 
 def assert_safe(job: SyntheticJob, orphans: list[str]) -> None:
@@ -68,12 +61,10 @@ def test_killed_at_any_step_the_next_sweep_finishes(
 ) -> None:
     # One after the other on the same root: each continues what those before have left.
     for number in range(1, 40):
-        process = start_sweep(job, kind, str(number))
-        process.communicate("go\n")
+        is_over = start_sweep(job, (kind, number)).run()
         assert_safe(job, orphans)
-        if process.returncode == 0:
+        if is_over:
             break
-        assert process.returncode == -signal.SIGKILL
     else:
         raise AssertionError("a sweep has no 40 steps")
     assert number > (3 if kind == "unlink" else 10)
@@ -83,11 +74,9 @@ def test_killed_at_any_step_the_next_sweep_finishes(
 def test_two_sweeps_at_once_delete_each_orphan_once(job: SyntheticJob, orphans: list[str]) -> None:
     processes = [start_sweep(job) for _ in range(2)]
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    reports = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
-    assert sum(report["deleted"] for report in reports) == len(orphans) - 1
-    assert sum(report["quarantined"] for report in reports) == 1
+        process.go()
+    assert [process.end() for process in processes] == [True, True]
+    assert sum(process.result.deleted for process in processes) == len(orphans) - 1
+    assert sum(process.result.quarantined for process in processes) == 1
     assert_safe(job, orphans)
     assert_finished(job, orphans)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,6 +21,7 @@ from cairn.catalog.maintenance.leases import (
 )
 from cairn.errors import BadInputError, FencedError, MetastoreError, RefusedError
 from metastore.enums import MaintenanceStatus
+from tests.forked import Forked
 from tests.metastore.rows import Rows
 
 Call = Callable[[Connection, UUID, UUID], None]
@@ -253,38 +251,19 @@ def test_a_run_whose_breaker_spoke_is_not_begun_before_somebody_has_passed_it(
         change(rows, run, "passed_by = 'eve'")
 
 
-PROGRAM = """
-import os, signal, sys
-from uuid import UUID
-from sqlalchemy import Engine, event
-from cairn.catalog.catalog import Catalog
-from cairn.catalog.maintenance.leases import finish, renew_lease, require_lease, take_lease
-from metastore.enums import MaintenanceStatus
-url, run, holder, left = sys.argv[1], UUID(sys.argv[2]), UUID(sys.argv[3]), [int(sys.argv[4])]
-def count(*_):
-    left[0] -= 1
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-event.listen(Engine, "commit", count)
-done = {"by": str(holder)}
-for call in (
-    take_lease, renew_lease, require_lease,
-    lambda c, *of: finish(c, *of, MaintenanceStatus.APPLIED, done),
-):
-    Catalog(url).run("testing", lambda c: call(c, run, holder))
-"""
+def take_and_finish(url: str, run: UUID, holder: UUID) -> None:
+    """Does all that a process does with a lease, each in a transaction."""
+    catalog, done = Catalog(url), {"by": str(holder)}
+    for call in (take_lease, renew_lease, require_lease):
+        catalog.run("testing", partial(call, run_id=run, holder=holder))
+    catalog.run("testing", lambda c: finish(c, run, holder, MaintenanceStatus.APPLIED, done))
 
 
 def test_killed_before_any_commit_another_process_applies_the_plan_once(rows: Rows) -> None:
     for killed_at in range(1, 6):
         run, first, second = rows.maintenance_run(), uuid4(), uuid4()
-        given = [rows.url, str(run), str(first), str(killed_at)]
-        ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *given],
-            cwd=Path(__file__).resolve().parents[2],
-            check=False,
-        )
-        assert ended.returncode == (-signal.SIGKILL if killed_at < 5 else 0)
+        process = Forked(take_and_finish, rows.url, run, first, kill_at=("commit", killed_at))
+        assert process.run() is (killed_at == 5)
         if killed_at == 5:
             assert state(rows, run)[:2] == ("APPLIED", first)
             break

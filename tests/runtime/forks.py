@@ -13,8 +13,11 @@ FORKS.set_forkserver_preload(
         "cairn.storage.s3",
         "pandas",  # pyarrow imports it for the first array that is made
         "pytest",  # every child imports the main module again
+        "tests.forked",
+        "tests.maintenance.killed",
         "tests.runtime.killed_at_a_step",
         "tests.runtime.one_task",
         "tests.runtime.commit.one_upload",
+        "tests.storage.killed_compaction",
     ]
 )
