@@ -17,8 +17,8 @@ metastore does not know: that keeps the job, and the log says where it is. Jobs 
 from this one's manifests have copies of their own. Local state on executors stays: remove the
 directory of the job's id below their `cairn.local-dir`.
 
-It may be stopped at any time and run again: the task that deletes goes by the job's id, so another
-job that has taken the name meanwhile is not touched by a retry.
+It may be stopped at any time and run again: the task that deletes names the job by its id, so
+another job that has taken the name meanwhile is not touched by a retry.
 
 ## Before the first run
 * The workers' environment has `CAIRN_METASTORE`, `CAIRN_STORAGES` and what the storage needs, and

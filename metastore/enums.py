@@ -124,7 +124,7 @@ class QuarantineStatus(StrEnum):
     QUARANTINED = "QUARANTINED"
     """An orphan that is kept until its time is over."""
     CONDEMNED = "CONDEMNED"
-    """To be deleted: the intent, committed before the object goes."""
+    """To be deleted: the intent, committed before the object is deleted."""
     DELETED = "DELETED"
     RESTORED = "RESTORED"
     """Somebody wants it kept."""

@@ -54,7 +54,7 @@ def apply_job(planned: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         AirflowFailException: it was refused; never retried.
         FencedError, StoreFailedError: another process applies the plan, or a store failed; the
-            retry goes on.
+            retry continues.
     """
     from uuid import UUID  # noqa: PLC0415
 

@@ -46,7 +46,7 @@ def apply_planned(planned: Mapping[str, Any], answer: Mapping[str, Any]) -> dict
 
     `answer` is the value of `cairn.airflow_ext.approval.PassBreakers`. A plan about which no
     circuit breaker spoke, and which has become too old in a queue, is passed over: whoever calls
-    goes on with a new one.
+    continues with a new one.
 
     Raises:
         AirflowSkipException: a circuit breaker spoke, and nobody has approved the plan.

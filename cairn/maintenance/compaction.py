@@ -121,7 +121,7 @@ def apply_compaction(
 ) -> dict[str, int]:
     """Copies what is still as it was planned, and returns `Compacted` as JSON values.
 
-    A retry by another process goes on with what is left; what it returns is its own share. Of a
+    A retry by another process continues with what is left; what it returns is its own share. Of a
     plan that was applied already, it returns what that did.
 
     Raises:

@@ -122,7 +122,7 @@ class Finder:
 
     def _judged(self, suspects: list[Suspect], tally: Tally) -> Iterator[Suspect]:
         """Yields the orphans among suspects, by what the metastore knows since they were listed."""
-        # What may be no orphan by its name or age is not asked for: nothing would come of it.
+        # What may be no orphan by its name or age is not asked for: no answer would count.
         asked = [Place(one.path, one.upload_id) for one in suspects if one.reason.is_orphan]
         known = self._known(asked) if asked else {}
         for suspect in suspects:

@@ -105,7 +105,7 @@ def _write(
 
 
 def _write_once(catalog: Catalog, job: JobFacts, lease: LeaseRef, send: _Send) -> LeasedFile:
-    # An id of its own for each attempt: what became of a request that failed is not known.
+    # An id of its own for each attempt: the outcome of a request that failed is not known.
     file_id, began_s = uuid4(), time.monotonic()
     path = catalog.run(
         f"record the write of a file of job {job.name}",

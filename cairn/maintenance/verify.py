@@ -1,6 +1,6 @@
 """Comparing a job's objects with its rows: one listing, and the bytes themselves if asked to.
 
-Nothing is locked, and writers and cleanups go on. So what does not fit is only suspected, and is
+Nothing is locked, and writers and cleanups continue. So what does not fit is only suspected, and is
 looked at again: the row, then the object, then the row.
 """
 

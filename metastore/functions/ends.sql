@@ -7,7 +7,7 @@ LANGUAGE sql STABLE PARALLEL SAFE
 RETURN ended_at IS NOT NULL OR seen_at < now() - INTERVAL '1 hour';
 
 -- Notes a sign of life of a run that may write, which the caller has made sure of under the job's
--- lock. If it was over, it writes again, as a stopped machine that goes on: what it has claimed was
+-- lock. If it was over, it writes again, as a stopped machine that continues: what it has claimed was
 -- given up meanwhile.
 CREATE OR REPLACE FUNCTION cairn.see_run(job text, run_epoch bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -13,7 +13,7 @@ RETURN file.maintenance_run_id IS NULL AND EXISTS (
       AND r.epoch >= (SELECT j.current_epoch FROM cairn.jobs AS j WHERE j.job_id = file.job_id)
 );
 
--- Returns what rewriting each of some sealed files of a job comes to, those that free most first.
+-- Returns what rewriting each of some sealed files of a job costs and frees, those that free most first.
 -- `freed_bytes` are free once its `movable_bytes`, in so many bases and increments, are elsewhere and
 -- the checkpoints that there are now have been subsumed. They are 0 where something holds it:
 --   open: its run may append to it;

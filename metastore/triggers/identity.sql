@@ -152,7 +152,7 @@ EXECUTE FUNCTION cairn.refuse_identity(
     'maintenance_run_id, job_id, action, plan, plan_sha256, planned_files, planned_bytes'
 );
 
--- Who decided what is told by these rows alone; the rest of a reason is counted as it goes on.
+-- Who decided what is told by these rows alone; the rest of a reason is counted as it continues.
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.maintenance_decisions FOR EACH ROW
 WHEN (
     (OLD.maintenance_run_id, OLD.decision, OLD.reason, OLD.path, OLD.job_id, OLD.decided_at)

@@ -162,7 +162,7 @@ CREATE OR REPLACE TRIGGER guard_needed AFTER UPDATE ON cairn.group_commits
 REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION cairn.refuse_needed_commit_death();
 
--- A checkpoint is aborted by a newer run that begins, and goes on by the job's own hand only.
+-- A checkpoint is aborted by a newer run that begins, and continues by the job's own hand only.
 CREATE OR REPLACE FUNCTION cairn.refuse_abort() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,6 +1,6 @@
 -- Grain: one row per stored plan of a maintenance action.
 -- Columns: maintenance_run_id, job_id, job_name, action, status, state (the status, or in lower case
---   what has become of it: 'expired' of a plan that is too old to be applied, 'lost' of one whose
+--   its outcome: 'expired' of a plan that is too old to be applied, 'lost' of one whose
 --   lease has ended), planned_files, planned_bytes (of what it deletes), planned_at, leased_until,
 --   finished_at, result (what it has changed), breakers (circuit breakers that spoke, in words; null:
 --   none), passed_by, passed_at, skipped_objects (which stayed although they were in the plan).
@@ -41,5 +41,5 @@ FROM cairn.maintenance_runs AS m
 JOIN cairn.jobs AS j ON j.job_id = m.job_id;
 
 COMMENT ON VIEW cairn.v_maintenance_runs IS
-    'One row per stored plan of a maintenance action: what has become of it, and who has passed its '
+    'One row per stored plan of a maintenance action: its outcome, and who has passed its '
     'circuit breakers.';

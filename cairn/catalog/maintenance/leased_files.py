@@ -1,6 +1,6 @@
 """Files that a maintenance run writes, under its lease and in a directory of its own.
 
-Not under a run of the job: a restart of the job fences that, and maintenance goes on. Lock order:
+Not under a run of the job: a restart of the job fences that, and maintenance continues. Lock order:
 the job, then the maintenance run's row, then the rest.
 """
 

@@ -31,7 +31,7 @@ FIRST = Place(2**63 - 1, UUID(int=2**128 - 1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedJob:
-    """A job to compact. `is_running` tells whether a run of it is alive and goes on."""
+    """A job to compact. `is_running` tells whether a run of it is alive and continues."""
 
     job_id: str
     name: str
@@ -42,7 +42,7 @@ class CompactedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WastefulFile:
-    """What rewriting a sealed file comes to.
+    """What rewriting a sealed file costs and frees.
 
     `freed_bytes` are free once its `movable_bytes` are elsewhere and the checkpoints that there are
     now have been subsumed; 0 where something holds it. `changelog_bytes` are those that checkpoints
@@ -142,7 +142,7 @@ def wasteful_page(
 def rewritable_files(
     connection: Connection, job_id: str, files: Sequence[UUID]
 ) -> list[WastefulFile]:
-    """Returns what rewriting each of some files comes to, those that free most first."""
+    """Returns what rewriting each of some files costs and frees, those that free most first."""
     rows = connection.execute(_REWRITABLE, {"job_id": job_id, "files": list(files)})
     return [
         WastefulFile(

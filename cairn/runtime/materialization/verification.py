@@ -76,7 +76,7 @@ def _verifying(reader: LocalReader, spent_s: list[float]) -> Iterator[T]:
 
 
 def _file(directory: Path) -> Path:
-    # Within the environment's directory, so that it goes with it.
+    # Within the environment's directory, so that it is deleted with it.
     return directory / "verified"
 
 
