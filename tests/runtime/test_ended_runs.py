@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,9 @@ def interrupted(*_: object) -> None:
 # ------------------------------------------------------------------ the driver's watch
 
 
+SEEN = "SELECT seen_at FROM cairn.runs ORDER BY epoch LIMIT 1"
+
+
 class Session:
     """Stands for Spark: the ids of the queries that are active."""
 
@@ -185,12 +189,81 @@ def test_a_run_ends_when_its_query_is_not_active_any_more(
 
 
 def test_a_session_that_cannot_be_asked_leaves_the_end_to_the_lease(
+    stream: Stream, session: Session, watch: RunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Spark Connect a driver outlives its server, such as a notebook does."""
+    stream.batch()
+    session.active = {QUERY}
+    watch.look()
+    monkeypatch.setattr(run_watch, "RENEW_S", 0.0)
+    rows(stream.plan, "UPDATE cairn.runs SET seen_at = seen_at - interval '59 min' RETURNING 1")
+    session.active = None
+    seen = rows(stream.plan, SEEN)
+    watch.look()
+    watch.look(is_last=True)
+    assert state(stream) == "running"
+    assert rows(stream.plan, SEEN) == seen
+    session.active = {QUERY}
+    watch.look()
+    assert rows(stream.plan, SEEN) > seen
+
+
+def test_a_driver_exits_though_its_session_never_answers(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.batch()
+    asked, hangs = threading.Event(), threading.Event()
+
+    def active() -> set[str]:
+        asked.set()
+        hangs.wait()
+        return set()
+
+    watch = RunWatch()
+    watch.add(stream.plan.ref, stream.plan.catalog, active)
+    monkeypatch.setattr(run_watch, "_watch", watch)
+    monkeypatch.setattr(run_watch, "_leaving", threading.Event())
+    monkeypatch.setattr(run_watch, "_LEAVE_S", 0.1)
+    thread = threading.Thread(target=run_watch._look_to_the_end)
+    monkeypatch.setattr(run_watch, "_threads", [thread])
+    thread.start()
+    leaves = threading.Thread(target=run_watch._leave, daemon=True)
+    leaves.start()
+    assert asked.wait(60)
+    leaves.join(20)
+    waits_still = leaves.is_alive()
+    hangs.set()
+    thread.join()
+    leaves.join()
+    assert not waits_still
+
+
+def test_a_run_that_is_over_is_forgotten_once_a_newer_one_has_begun(
     stream: Stream, session: Session, watch: RunWatch
 ) -> None:
     stream.batch()
-    session.active = None
     watch.look()
-    watch.look(is_last=True)
+    assert state(stream) == "ended"
+    stream.restart(parallelism=2)
+    watch.add(stream.plan.ref, stream.plan.catalog, session)
+    watch.look()
+    assert len(watch._runs) == 2, "the plan of the first may be started again"
+    session.active = {QUERY}
+    stream.batch()
+    watch.look()
+    watch.look()
+    assert [*watch._runs] == [stream.plan.run_id]
+    assert state(stream) == "running"
+
+
+def test_a_session_that_is_stopped_while_it_is_asked_ends_no_watch(stream: Stream) -> None:
+    def stopped() -> set[str]:
+        raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC does
+
+    stream.batch()
+    watch = RunWatch()
+    watch.add(stream.plan.ref, stream.plan.catalog, stopped)
+    watch.look()
     assert state(stream) == "running"
 
 
@@ -229,16 +302,15 @@ def test_a_lease_is_renewed_each_minute_and_not_for_a_run_that_was_replaced(
     session.active = {QUERY}
     stream.batch()
     watch.look()
-    seen = "SELECT seen_at FROM cairn.runs ORDER BY epoch LIMIT 1"
-    first = rows(stream.plan, seen)
+    first = rows(stream.plan, SEEN)
     watch.look()
-    assert rows(stream.plan, seen) == first
+    assert rows(stream.plan, SEEN) == first
     monkeypatch.setattr(run_watch, "RENEW_S", 0.0)
     watch.look()
-    second = rows(stream.plan, seen)
+    second = rows(stream.plan, SEEN)
     assert second > first
     stream.restart(parallelism=2)
     stream.batch()
     watch.look()
     watch.look(is_last=True)
-    assert rows(stream.plan, seen) == second
+    assert rows(stream.plan, SEEN) == second

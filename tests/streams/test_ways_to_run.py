@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,3 +59,24 @@ def test_streams_run_through_spark_connect_on_a_java_from_a_wheel(
     times = times_of_batches(url, CLOCK)
     expected = Expected.of_clock({batch: times[batch][0] for batch in times})
     assert newest_state(url, CLOCK) == expected.state
+
+
+def test_a_driver_on_spark_connect_renews_its_lease_and_is_fenced(
+    stream: MakeStream,
+) -> None:
+    settings = stream(1, master="connect:local[1]", parallelism=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.streams.connected", dump(settings)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["at first"] == found["renewed"] == found["the first goes on"] == "running"
+    assert found["left alone"] == "lost"
+    assert re.search(r"RefusedError.*query", found["a second instance"], re.DOTALL)
+    assert "FencedError" in found["once replaced"]
+    assert not found["is watched"]

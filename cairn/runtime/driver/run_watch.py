@@ -37,6 +37,9 @@ _LEAVE_S = 5.0
 ActiveQueries = Callable[[], Collection[str]]
 """Gives the ids of the queries that are active."""
 
+# gRPC has a ValueError for a session that is stopped meanwhile.
+_NOT_ASKED = (CairnError, SQLAlchemyError, PySparkException, Py4JError, OSError, ValueError)
+
 
 @dataclass(slots=True, kw_only=True)
 class _Watched:
@@ -70,23 +73,40 @@ class RunWatch:
         The last time, before the process exits, a run that has not begun is over, too.
         """
         with self._lock:
-            runs = list(self._runs.values())
-        until_s = time.monotonic() + _LEAVE_S if is_last else float("inf")
+            runs = self._forget_replaced()
         for one in runs:
-            if time.monotonic() > until_s:
-                return
             try:
                 self._look_at(one, is_last=is_last)
             # Left to the next look, or else to the lease: a query must not fail by being watched.
-            except (CairnError, SQLAlchemyError, PySparkException, Py4JError, OSError) as error:
+            except _NOT_ASKED as error:
                 _log.debug("run %d of job %s: %s", one.run.epoch, one.run.job, error)
 
+    def _forget_replaced(self) -> list[_Watched]:
+        """Returns the runs, without those that are over and that a newer one here has replaced.
+
+        Else a process that starts a query again and again would ask for each of its runs.
+        """
+        runs = list(self._runs.values())
+        begun: dict[str, int] = {}
+        for one in runs:
+            if one.query_id is not None:
+                begun[one.run.job_id] = max(one.run.epoch, begun.get(one.run.job_id, 0))
+        kept = [
+            one
+            for one in runs
+            if not (one.is_over and one.run.epoch < begun.get(one.run.job_id, 0))
+        ]
+        self._runs = {one.run.run_id: one for one in kept}
+        return kept
+
     def _look_at(self, one: _Watched, *, is_last: bool) -> None:
-        if (is_last or _is_due(one)) and not one.is_over and not self._renew(one):
+        is_asked = one.query_id is None and not one.is_over and (is_last or _is_due(one))
+        if is_asked and not self._renew(one):
             return
-        # Asked after the query's id: so a query that is not active has been, and is over.
+        # Asked after the query's id: so a query that is not active has been, and is over. And
+        # before the lease is renewed: so that of a session that is gone runs out.
         is_active = one.query_id is not None and one.query_id in one.active()
-        if is_active and one.is_over:
+        if is_active and (one.is_over or _is_due(one)):
             self._renew(one)
         elif not is_active and not one.is_over and (is_last or one.query_id is not None):
             one.catalog.run(
@@ -122,6 +142,7 @@ def _is_due(one: _Watched) -> bool:
 _watch = RunWatch()
 _starting = threading.Lock()
 _threads: list[threading.Thread] = []
+_leaving, _left = threading.Event(), threading.Event()
 
 
 def watch_run(run: RunRef, catalog: Catalog, session: SparkSession) -> None:
@@ -129,9 +150,9 @@ def watch_run(run: RunRef, catalog: Catalog, session: SparkSession) -> None:
     _watch.add(run, catalog, lambda: {str(query.id) for query in session.streams.active})
     with _starting:
         if not _threads:
-            atexit.register(note_ends)
+            atexit.register(_leave)
         if not any(thread.is_alive() for thread in _threads):
-            thread = threading.Thread(target=_look_for_ever, name="cairn-run-watch", daemon=True)
+            thread = threading.Thread(target=_look_to_the_end, name="cairn-run-watch", daemon=True)
             _threads.append(thread)
             thread.start()
 
@@ -144,7 +165,19 @@ def note_ends() -> None:
     _watch.look(is_last=True)
 
 
-def _look_for_ever() -> None:
-    while True:
-        time.sleep(LOOK_S)
+def _look_to_the_end() -> None:
+    while not _leaving.wait(LOOK_S):
         _watch.look()
+    _watch.look(is_last=True)
+    _left.set()
+
+
+def _leave() -> None:
+    """Has the thread look once more, but does not wait for a session that does not answer.
+
+    Spark Connect asks a server that is gone for ten minutes. And a process that is exiting starts
+    no thread.
+    """
+    _leaving.set()
+    if any(thread.is_alive() for thread in _threads):
+        _left.wait(_LEAVE_S)
