@@ -13,7 +13,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalErr
 
 from cairn.catalog.catalog import Catalog, server_message
 from cairn.catalog.savepoints.rebuilt_job import FoundManifest, RebuiltJob, insert_job, refuse_known
-from cairn.errors import CorruptSegmentError, RefusedError
+from cairn.errors import BadInputError, CorruptSegmentError, RefusedError
 from cairn.layout import epoch_of, generation_of, split_manifest_path
 from cairn.manifest import Manifest
 from cairn.ownership.take import take_over
@@ -170,7 +170,8 @@ def _read_all(
         try:
             data = store.get(path)
             manifest = decode_at(path, data)
-        except (CorruptSegmentError, RefusedError) as error:
+        # Bad input: somebody has named the object so that no object of Cairn's can be called.
+        except (CorruptSegmentError, RefusedError, BadInputError) as error:
             problems.append(f"{path}: {error.message}")
         else:
             missing = _missing(manifest, sizes[manifest.job_id])

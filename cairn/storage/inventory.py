@@ -135,7 +135,8 @@ def key_ranges(inventory: Inventory, path: str, groups: Collection[str] = ()) ->
     for directory in inventory.directories(path):
         is_group = directory.removeprefix(prefix) in groups
         below = inventory.directories(directory) if is_group else []
-        bounds += [f"{one}/" for one in (directory, *below)]
+        # Rows are read by ranges, too, and nobody can ask for those after any name there is.
+        bounds += [f"{one}/" for one in (directory, *below) if one.isprintable()]
     if inventory.splits_directories and len(bounds) * len(_NAMES_START_WITH) <= MOST_RANGES:
         bounds += [one + start for one in bounds for start in _NAMES_START_WITH]
     # Of a list that is too long, some at equal distances.

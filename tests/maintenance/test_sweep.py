@@ -73,6 +73,17 @@ def test_every_kind_of_orphan_is_set_aside_and_deleted_when_its_time_is_over(
     assert set(quarantine(job).values()) == {"DELETED"}
 
 
+def test_a_name_that_is_no_text_keeps_a_sweep_from_nothing(
+    job: SyntheticJob, orphans: list[str]
+) -> None:
+    for name in (b"\xff\xfe", b"a\nb", "\u202e".encode()):
+        for where in ("", "shared/", "taskmanager-owned/"):
+            odd = Path(os.fsdecode(f"{root(job)}/{where}".encode() + name))
+            odd.mkdir()
+            (odd / "x.seg").touch()
+    assert swept(job).quarantined == len(orphans)
+
+
 def test_a_dry_run_says_what_is_done_and_changes_nothing(
     job: SyntheticJob, orphans: list[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -257,6 +258,10 @@ def test_what_is_wrong_with_one_job_is_in_no_others_way(lost: Query, other_url: 
     high = "9" * 20
     for path in (f"chk-{high}/_metadata", f"taskmanager-owned/{high}-x/y"):
         lost.store.put(f"{lost.plan.job_id}/{path}", [b"x"])
+    for name in (b"\x1b[2J", b"\xff", "\u202e".encode()):
+        odd = Path(os.fsdecode(bytes(lost.root.parent) + b"/" + name + b"/chk-6"))
+        odd.mkdir(parents=True)
+        (odd / "_metadata").touch()
     report = rebuild(Catalog(other_url), lost.storage)
     assert [job.job for job in report.jobs] == ["words"], report.problems
     assert moved(lost, other_url).state(6) == remembered(6)
@@ -268,6 +273,7 @@ def test_what_is_wrong_with_one_job_is_in_no_others_way(lost: Query, other_url: 
     assert "zz-00000005: the metastore does not take its manifests: duplicate key" in told
     assert "zz-8: the metastore does not take its manifests" in told
     assert "zz-00000003: no manifest" in told
+    assert told.count("is no path of an object") == 3
     for job_id in ("zz-00000004", "zz-00000006", "zz-00000007"):
         assert f"{job_id}/chk-6/_metadata: the manifest cannot be read: Expected `str`" in told
     assert (
