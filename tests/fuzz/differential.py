@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from tests.conformance.engines import Engine
-from tests.fuzz.generated import INPUT, Case
+from tests.fuzz.generated import DELAY_MS, INPUT, Case
 from tests.fuzz.processors import Doing, DoingInFrames
 
 _ZONE = "spark.sql.session.timeZone"
@@ -65,7 +65,7 @@ def _transformed(case: Case, engine: Engine, df: DataFrame, parallelism: int) ->
     df = df.selectExpr(*case.expressions())
     columns = StructType([df.schema[name] for name in case.columns])
     if case.mode == "EventTime":
-        df = df.withWatermark("at", "2 seconds")
+        df = df.withWatermark("at", f"{DELAY_MS} milliseconds")
     output = StructType([*HEAD, *columns])
     grouped: Any = engine.group(df, "key", "part", parallelism=parallelism)
     if case.in_pandas:

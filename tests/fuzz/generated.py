@@ -34,13 +34,23 @@ PICKED: dict[str, tuple[str, list[str]]] = {
     "words": ("map<string, int>", ["map('b', 1, 'a', null)", "map()"]),
     "pairs": ("array<struct<a: int>>", ["array(named_struct('a', 1), null)"]),
     "moments": ("array<timestamp>", ["array(timestamp'2024-01-01', null)"]),
+    "grid": ("array<array<int>>", ["array(array(1, null), null, array())", "array()"]),
+    "book": (
+        "map<string, array<struct<a: int, b: timestamp_ntz>>>",
+        [
+            "map('x', array(named_struct('a', 1, 'b', timestamp_ntz'2024-03-31 02:30:00'), null))",
+            "map('y', null, '', array(named_struct('a', null, 'b', null)))",
+        ],
+    ),
 }
 """Columns: the type of each and its values in SQL; null is one more."""
-IN_FRAMES = ["flag", "tiny", "whole", "double", "price", "word", "day", "moment", "wall"]
-"""Columns of the pandas form: beside null, frames have no exact long; the others are objects."""
+NOT_IN_FRAMES = ["large", "length"]
+"""Beside null, frames have no exact long."""
 IN_KEYS = ["flag", "large", "price", "word", "day", "moment", "wall"]
 IN_KEYS_OF_FRAMES = IN_KEYS[:-2]
 """A null timestamp in the key ends Spark's query there."""
+DELAY_MS = 2_000
+"""Of the watermark."""
 INPUT = "key string, at_ms long, calls string, picks array<int>, key_pick int"
 START_MS, FAR_MS, CENTURY_MS = 1_704_067_200_000, 4_102_444_800_000, 3_155_760_000_000
 _COMMON = ["get", "exists", "clear"]
@@ -81,10 +91,11 @@ def case(number: int, keys: int) -> Case:
     in_pandas, is_stream = random.random() < 0.4, random.random() < 0.5
     mode = random.choice(["None", "ProcessingTime", "ProcessingTime", "EventTime"])
     # Spark keeps no interval in the state of a stream.
-    names = IN_FRAMES if in_pandas else [n for n in PICKED if n != "length" or not is_stream]
+    names = [n for n in PICKED if n not in NOT_IN_FRAMES] if in_pandas else [*PICKED]
+    names = [n for n in names if n != "length" or not is_stream]
     columns = random.sample(names, random.randrange(2, 6))
     runs = [1, random.choice([2, 3, 8])] if is_stream else [2]
-    times = iter(range(START_MS, START_MS + 10**9, 60_000))
+    times = _EventTimes(random)
     return Case(
         in_pandas=in_pandas,
         is_stream=is_stream,
@@ -97,33 +108,63 @@ def case(number: int, keys: int) -> Case:
         runs=[
             (
                 parallelism,
-                [
-                    _batch(random, keys, columns, mode, next(times))
-                    for _ in range(2 if is_stream else 1)
-                ],
+                [_batch(random, keys, columns, mode, times) for _ in range(2 if is_stream else 1)],
             )
             for parallelism in runs
         ],
     )
 
 
+class _EventTimes:
+    """The event times of rows, batch by batch a minute later, and some around the watermarks."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._watermarks_ms = [0, 0]
+        self._latest_ms = 0
+        self._batch_ms = START_MS
+
+    @property
+    def late_ms(self) -> int:
+        """Rows at it or before it are late: the watermark of the batch before."""
+        return self._watermarks_ms[-2]
+
+    def draw(self) -> int | None:
+        """Returns that of a row."""
+        drawn: int | None = self._batch_ms + self._random.randrange(1_000)
+        if self._random.random() < 0.3:
+            around = [self._batch_ms - 3_600_000, *self._watermarks_ms[-2:]]
+            near = self._random.choice([None, *around])
+            drawn = None if near is None else max(0, near + self._random.choice([-1, 0, 1]))
+        self._latest_ms = max(self._latest_ms, drawn or 0)
+        return drawn
+
+    def end_batch(self) -> None:
+        """Moves the watermark, and on to the next batch."""
+        self._watermarks_ms.append(max(self._watermarks_ms[-1], self._latest_ms - DELAY_MS))
+        self._batch_ms += 60_000
+
+
 def _batch(
-    random: Random, keys: int, columns: list[str], mode: str, at_ms: int
+    random: Random, keys: int, columns: list[str], mode: str, times: _EventTimes
 ) -> list[dict[str, Any]]:
     rows = []
     for key in range(keys):
         for _ in range(random.choice([0, 1, 1, 2])):
             picks = [random.choice([None, 0, 0, 1, 2]) for _ in columns]
             calls = [_operation(random, columns, mode) for _ in range(random.randrange(1, 8))]
+            at_ms = times.draw()
             rows.append(
                 {
                     "key": None if key == 0 else f"key {key}",
-                    "at_ms": at_ms + random.randrange(1_000),
+                    "at_ms": at_ms,
+                    "is_late": at_ms is not None and at_ms <= times.late_ms,
                     "calls": calls,
                     "picks": picks,
                     "key_pick": None if key % 5 == 1 else key % 3,
                 }
             )
+    times.end_batch()
     return rows
 
 

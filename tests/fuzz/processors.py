@@ -15,7 +15,16 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    IntegralType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from tests.conformance.processors import canonical, storable
 
@@ -129,15 +138,7 @@ class DoingInFrames(Doing):
             yield self._do(operation, row)
 
     def _cell(self, row: Any, name: str) -> Any:
-        found = row[name].iloc[0]
-        if found is None or found is pd.NaT or (isinstance(found, float) and np.isnan(found)):
-            return None
-        kind = self._schema[name].dataType.typeName()
-        if kind in ("byte", "integer"):  # floats, where another row has null
-            return int(found)
-        if kind in ("timestamp", "timestamp_ntz"):
-            return found.to_pydatetime()
-        return found.item() if isinstance(found, np.generic) else found
+        return _plain(row[name].iloc[0], self._schema[name].dataType)
 
     def _emitted(self, row: Any, name: str) -> Any:
         found = row[name].iloc[0]
@@ -146,3 +147,23 @@ class DoingInFrames(Doing):
     def _rows(self, key: Any, given: Iterable[Given]) -> Iterator[Any]:
         for row in super()._rows(key, given):
             yield pd.DataFrame([tuple(row)], columns=row.__fields__, dtype=object)
+
+
+def _plain(found: Any, data_type: DataType) -> Any:
+    """Returns a value of a frame as state takes it: without pandas and numpy."""
+    if found is None or found is pd.NaT or (isinstance(found, float) and np.isnan(found)):
+        return None
+    plain = found.item() if isinstance(found, np.generic) else found
+    if isinstance(data_type, StructType):
+        plain = {field.name: _plain(found[field.name], field.dataType) for field in data_type}
+    elif isinstance(data_type, MapType):
+        pairs = found.items() if isinstance(found, dict) else found
+        key_type, value_type = data_type.keyType, data_type.valueType
+        plain = {_plain(key, key_type): _plain(value, value_type) for key, value in pairs}
+    elif isinstance(data_type, ArrayType):
+        plain = [_plain(element, data_type.elementType) for element in found]
+    elif isinstance(data_type, IntegralType):  # floats, where another row has null
+        plain = int(found)
+    elif isinstance(data_type, TimestampType | TimestampNTZType):
+        plain = pd.Timestamp(found).to_pydatetime()
+    return plain
