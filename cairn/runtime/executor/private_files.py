@@ -120,6 +120,20 @@ def disk_errors(what: str, file: Path) -> Iterator[None]:
         raise disk_error(what, error, file) from error
 
 
+@contextmanager
+def disk_errors_below(directory: Path) -> Iterator[None]:
+    """Does so for the files below a directory alone: those of a processor are its own."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if not isinstance(error.filename, str) or directory not in Path(error.filename).parents:
+            raise
+        file = Path(error.filename)
+        raise disk_error("a local file cannot be used", error, file) from error
+
+
 def disk_error(what: str, error: Exception, file: Path) -> StorageError:
     """Returns the error for what the local disk has refused."""
     there = next(above for above in (file, *file.parents) if above.exists())

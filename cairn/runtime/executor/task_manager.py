@@ -28,6 +28,7 @@ from cairn.runtime.executor.left_state import remove_left_state
 from cairn.runtime.executor.private_files import (
     FILE_MODE,
     disk_errors,
+    disk_errors_below,
     make_private,
     require_private,
     write_private,
@@ -76,7 +77,7 @@ class TaskManager:
         cached = self.directory / f"begun-{batch.query_id}-{batch.batch_id}"
         # The other tasks wait for the first one: a transaction for each of them would load the
         # metastore.
-        with self.lock("begin"):
+        with self.lock("begin"), disk_errors_below(self.job_directory):
             if cached.exists():
                 start = msgspec.msgpack.decode(cached.read_bytes(), type=BatchStart)
                 lacking = _lacking(start, subtasks)
@@ -144,11 +145,11 @@ class TaskManager:
         # The parent's stay: a late attempt at it may still look for its receipt.
         keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
         for name in _OF_BATCHES:
-            for old in (self.directory / name).iterdir():
-                if int(old.name.split("-")[0]) not in keep:
+            for number, old in _numbered(self.directory / name):
+                if number not in keep:
                     old.unlink(missing_ok=True)
-        for old in self.directory.parent.iterdir():
-            if int(old.name.split("-")[0]) < self.run.epoch:
+        for epoch, old in _numbered(self.directory.parent):
+            if epoch < self.run.epoch:
                 facts = {"job": self.run.job, "epoch": self.run.epoch, "directory": str(old)}
                 _log.info("older run fenced, its local directory removed", extra=facts)
                 # A task of that run may still be writing here; the next batch removes the rest.
@@ -161,6 +162,17 @@ class TaskManager:
         done = self.directory / "left-state-removed"
         if is_confirmed and not done.exists() and remove_left_state(self.run, self.job_directory):
             done.touch(FILE_MODE)
+
+
+def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:
+    """Yields what a directory has whose name begins with a number; the rest others have made.
+
+    Such as `.nfs…` and `lost+found`.
+    """
+    for one in directory.iterdir():
+        number = one.name.split("-")[0]
+        if number.isdecimal():
+            yield int(number), one
 
 
 def _lacking(start: BatchStart, subtasks: Sequence[int] | None) -> list[int]:

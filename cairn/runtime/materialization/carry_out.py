@@ -21,6 +21,7 @@ from cairn.errors import (
 from cairn.runtime.executor.local_record import Weight
 from cairn.runtime.executor.local_store import LocalStore
 from cairn.runtime.executor.open_stores import open_local
+from cairn.runtime.executor.private_files import disk_errors_below
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -79,7 +80,7 @@ def _carry_out_together(
             record_start(connection, order.batch, order.subtask, materialization_id)
 
     _in_metastore(manager.run, orders[0], start)
-    with ExitStack() as held:
+    with disk_errors_below(manager.job_directory), ExitStack() as held:
         locals_ = [_open(manager, order, held) for order in orders]
         readers = [held.enter_context(local.read()) for local in locals_]
         weighed = [reader.weight() for reader in readers]
@@ -183,7 +184,7 @@ def _materialized(
 def _materialize_once(
     manager: TaskManager, order: Order, materialization_id: uuid.UUID, compute: Compute
 ) -> Materialized | None:
-    with ExitStack() as held:
+    with disk_errors_below(manager.job_directory), ExitStack() as held:
         local = _open(manager, order, held)
         reader = held.enter_context(local.read())
         weighed = reader.weight()

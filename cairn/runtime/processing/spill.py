@@ -10,10 +10,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
+
+from cairn.errors import StorageError
 
 
 class SpillDirectory:
@@ -40,8 +43,9 @@ class SpillDirectory:
         """Returns a new file of batches of a schema."""
         if self._path is None:
             root = os.environ["SPARK_LOCAL_DIRS"].split(",")[0]
-            Path(root).mkdir(parents=True, exist_ok=True)
-            self._path = Path(tempfile.mkdtemp(prefix="cairn-spill-", dir=root))
+            with _disk_errors(Path(root)):
+                Path(root).mkdir(parents=True, exist_ok=True)
+                self._path = Path(tempfile.mkdtemp(prefix="cairn-spill-", dir=root))
         self._files += 1
         return SpillFile(self._path / f"{self._files}.arrow", schema)
 
@@ -62,28 +66,50 @@ class SpillFile:
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Adds a batch."""
-        if self._writer is None:
-            self._writer = pa.ipc.new_stream(str(self._path), self._schema)
-        self._writer.write_batch(batch)
+        """Adds a batch.
+
+        Raises:
+            StorageError: the disk is full, or fails; `close` and `read` raise it, too.
+        """
+        with _disk_errors(self._path):
+            if self._writer is None:
+                self._writer = pa.ipc.new_stream(str(self._path), self._schema)
+            self._writer.write_batch(batch)
         self.size_bytes += batch.nbytes
         self.rows += batch.num_rows
 
     def close(self) -> None:
         """Ends writing."""
         if self._writer is not None:
-            self._writer.close()
+            with _disk_errors(self._path):
+                self._writer.close()
             self._writer = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yields the batches, one in memory at a time. Call `close` before."""
         if self.rows:
-            with pa.OSFile(str(self._path)) as source, pa.ipc.open_stream(source) as reader:
+            with (
+                _disk_errors(self._path),
+                pa.OSFile(str(self._path)) as source,
+                pa.ipc.open_stream(source) as reader,
+            ):
                 yield from reader
 
     def remove(self) -> None:
         """Frees the disk."""
         self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"rows beyond cairn.task.memory-size cannot be kept on Spark's local disk: {error}. "
+            "Free disk space there, or set spark.local.dir; nothing is lost, the task runs again",
+            file=str(file),
+        ) from error
 
 
 class Output:

@@ -16,6 +16,7 @@ from cairn.runtime.commit.commit_files import Request, SubtaskResult
 from cairn.runtime.commit.group_commit import Running, ask, commit
 from cairn.runtime.executor.local_reader import LocalReader
 from cairn.runtime.executor.parent_state import parent_state
+from cairn.runtime.executor.private_files import disk_errors_below
 from cairn.runtime.executor.spool import Spool, SpooledSegment
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import TaskManager
@@ -66,7 +67,10 @@ class Attempt:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Marks the task as running while the context lasts; early uploads begin only in it."""
-        with Running(self.manager, self.start.checkpoint_id, self.attempt_id):
+        with (
+            disk_errors_below(self.manager.job_directory),
+            Running(self.manager, self.start.checkpoint_id, self.attempt_id),
+        ):
             try:
                 yield
             finally:

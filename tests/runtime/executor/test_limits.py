@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cairn.errors import StorageError
@@ -19,7 +20,9 @@ from cairn.runtime.executor import local_store, open_stores
 from cairn.runtime.executor.local_record import Position
 from cairn.runtime.executor.local_store import LocalStore, MapGrownError
 from cairn.runtime.executor.open_stores import most_open, open_local
+from cairn.runtime.executor.private_files import disk_errors_below
 from cairn.runtime.executor.task_manager import write_whole
+from cairn.runtime.processing.spill import SpillDirectory
 from cairn.state.entries import entry_prefix
 from cairn.state.view import PUT, Changes, Overlay
 from tests.runtime.tasks import Task, Write, new_run, read_back, remember, remembered
@@ -96,6 +99,66 @@ def test_a_job_goes_on_when_its_disk_has_room_again(
         batch(number, number + 1)
     state = read_back(plan, 3)
     assert {key: value for key, value in state.items() if key[3] != 9} == remembered(3)
+
+
+@pytest.mark.slow
+def test_each_operation_on_the_local_disk_may_fail(
+    metastore_url: str, tmp_storage: str, tmp_path: Path
+) -> None:
+    """Each error says what the disk has, and the next attempt is right."""
+    command = [sys.executable, "-m", "tests.runtime.executor.failing_disk", metastore_url]
+    done = subprocess.run(
+        [*command, tmp_storage, str(tmp_path / "local")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(found) == 3
+    assert min(found) > 20
+
+
+def test_a_file_that_others_have_made_in_the_executors_directory_stays(
+    metastore_url: str, tmp_storage: str, tmp_path: Path
+) -> None:
+    plan = new_run(metastore_url, tmp_storage, str(tmp_path / "local"), parallelism=1)
+    Task(plan, "one", 0, 0, 0, remember(0)).run()
+    [running] = (tmp_path / "local").glob("*/tm/*/running")
+    others = [running / ".nfs000012", running.parents[1] / "lost+found"]
+    for one in others:
+        one.touch()
+    Task(plan, "one", 1, 0, 1, remember(1)).run()
+    assert all(one.exists() for one in others)
+
+
+def test_rows_that_do_not_fit_the_spark_disk_are_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    rows = pa.RecordBatch.from_pydict({"n": list(range(100_000))})
+    with SpillDirectory() as spill:
+        file = spill.new_file(rows.schema)
+        with (
+            limited(resource.RLIMIT_FSIZE, 10_000),
+            pytest.raises(StorageError, match=r"Spark's local disk.*spark\.local\.dir"),
+        ):
+            file.write(rows)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "file" / "below"))
+    with pytest.raises(StorageError, match=r"Spark's local disk"):
+        SpillDirectory().new_file(rows.schema)
+
+
+def test_errors_of_files_that_are_not_cairns_are_left_alone(tmp_path: Path) -> None:
+    for raised in (
+        PermissionError(13, "Permission denied", str(tmp_path / "theirs")),
+        ConnectionResetError(104, "Connection reset by peer"),
+    ):
+        with pytest.raises(type(raised)), disk_errors_below(tmp_path / "ours"):
+            raise raised
 
 
 def test_the_map_grows_with_the_state(
