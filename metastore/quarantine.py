@@ -41,6 +41,12 @@ class QuarantinedObject(Base):
             "quarantined_until",
             postgresql_where=text("status IN ('QUARANTINED', 'CONDEMNED')"),
         ),
+        Index(
+            "ix_quarantined_objects__over",
+            "job_id",
+            text("coalesce(deleted_at, released_at)"),
+            postgresql_where=text("status IN ('DELETED', 'RELEASED')"),
+        ),
     )
     quarantine_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("cairn.jobs.job_id"))

@@ -61,6 +61,8 @@ GRANT UPDATE (status, epoch, claimed_at, unclaimed_at, deleted_at)
 GRANT UPDATE (released_checkpoint) ON cairn.placed_segments TO cairn_writer;
 GRANT UPDATE (finished_at, error, kind, as_of_checkpoint, segments, entries, size_bytes)
     ON cairn.materializations TO cairn_writer;
+-- A restore goes around what is damaged.
+GRANT SELECT ON cairn.damaged_segments TO cairn_writer;
 
 GRANT SELECT ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.checkpoints, cairn.pins,

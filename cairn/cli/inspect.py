@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.job.segments import lists_at, read_one_instant, segments_at
+from cairn.catalog.job.damage import restore_around
+from cairn.catalog.job.segments import lists_at, read_one_instant
 from cairn.catalog.jobs import find_job
 from cairn.catalog.migrate import require_current
 from cairn.cli.output import print_json, print_table
@@ -130,7 +131,9 @@ def find_content(
         # By id and not by name: a dropped variable's name may be taken by a new one.
         variables={row.state_id: _variable(row) for row in variables if row.dropped_at is None},
         hidden=_INDEXES | {row.state_id for row in variables if row.dropped_at is not None},
-        handles=segments_at(connection, job.job_id, chosen, KeyGroupRange(0, job.max_parallelism)),
+        handles=restore_around(
+            connection, job.job_id, chosen, KeyGroupRange(0, job.max_parallelism)
+        ).handles,
         lists=lists_at(connection, job.job_id, chosen),
     )
 

@@ -25,7 +25,6 @@ from cairn.catalog.cleanup.quarantine import (
     root_facts,
     set_aside,
     total_due,
-    trim_quarantine,
 )
 from cairn.catalog.cleanup.snapshot import JobFacts, facts_of_job
 from cairn.catalog.maintenance.facts import job_now
@@ -299,7 +298,7 @@ def _set_aside(sweep: _Sweep, lease: Lease) -> SweepReport:
 
 
 def _end(sweep: _Sweep, report: SweepReport) -> SweepReport:
-    """Releases what is kept, deletes what has an intent, and trims; returns the report of all."""
+    """Releases what is kept and deletes what has an intent; returns the report of all."""
     catalog, job = sweep.catalog, sweep.job
     released = catalog.run("releasing what is kept", lambda c: release_kept(c, job.job_id))
     # By the intents and not by the plan: an earlier sweep that was killed may have left some.
@@ -309,7 +308,6 @@ def _end(sweep: _Sweep, report: SweepReport) -> SweepReport:
     removed = delete_empty_directories(
         catalog, job, sweep.store, sweep.inventory, sweep.clocks.is_old
     )
-    catalog.run("trimming the quarantine", lambda c: trim_quarantine(c, job.job_id))
     report = replace(
         report,
         released=released,

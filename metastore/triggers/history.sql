@@ -154,8 +154,13 @@ EXECUTE FUNCTION cairn.refuse_trim('one of the last hour may be applied, and can
 
 -- What was restored is kept by its row.
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.quarantined_objects FOR EACH ROW
-WHEN (OLD.status NOT IN ('DELETED', 'RELEASED'))
-EXECUTE FUNCTION cairn.refuse_trim('one that is not DELETED or RELEASED cannot be deleted');
+WHEN ((
+    OLD.status IN ('DELETED', 'RELEASED')
+    AND coalesce(OLD.deleted_at, OLD.released_at) <= now() - INTERVAL '1 hour'
+) IS NOT TRUE)
+EXECUTE FUNCTION cairn.refuse_trim(
+    'only one that was DELETED or RELEASED more than an hour ago can be deleted'
+);
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.maintenance_decisions FOR EACH ROW
 WHEN ((OLD.decided_at <= now() - INTERVAL '1 hour') IS NOT TRUE)

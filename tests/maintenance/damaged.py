@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ class DamagedJob(FoldedJob):
                 " WHERE job_id = :job ORDER BY segment_id"
             )
         ]
+
+    def lose_local_state(self) -> None:
+        """Makes the next batch restore from storage."""
+        shutil.rmtree(self.plan.settings.local_dir)
+        self.restart(self.plan.parallelism)
 
     def state(self) -> dict[bytes, bytes]:
         return remembered(self.batches) | BIG

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from cairn.catalog.cleanup import history
 from cairn.catalog.cleanup.quarantine import (
     Orphan,
     Place,
@@ -24,6 +25,7 @@ from cairn.catalog.maintenance.leases import take_lease
 from cairn.errors import FencedError, RefusedError
 from cairn.layout import shared_file, task_manager_file
 from cairn.maintenance.actions import apply_plan, plan_action
+from cairn.maintenance.housekeeping import housekeep_job
 from cairn.maintenance.orphans import Clocks, Reason
 from cairn.maintenance.plans import pass_breakers
 from metastore.enums import MaintenanceAction
@@ -37,6 +39,7 @@ from tests.maintenance.sweeping import (
     unguarded,
 )
 from tests.maintenance.synthetic import SyntheticJob, dump
+from tests.metastore import ageing
 
 
 def orphan(path: str) -> Orphan:
@@ -62,19 +65,6 @@ def test_what_gets_a_row_after_the_snapshot_is_not_set_aside(job: SyntheticJob) 
     )
     assert counted == (1, 100)
     assert quarantine(job) == {other: "QUARANTINED"}
-
-
-def test_what_left_the_quarantine_long_ago_leaves_the_metastore(
-    job: SyntheticJob, orphans: list[str]
-) -> None:
-    swept(job)
-    kept = orphans[2]
-    job.catalog.run("restoring", lambda c: restore(c, job.job_id, [kept]))
-    let_time_pass(job)
-    swept(job)
-    unguarded(job, "UPDATE cairn.quarantined_objects SET deleted_at = now() - interval '8 days'")
-    swept(job)
-    assert quarantine(job) == {kept: "RESTORED"}
 
 
 Change = Callable[[SyntheticJob, str], str]
@@ -107,7 +97,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a row that is open": (
         lambda job, path: "DELETE FROM cairn.quarantined_objects",
-        "not DELETED or RELEASED",
+        "DELETED or RELEASED more than an hour ago",
     ),
 }
 
@@ -215,6 +205,38 @@ def test_a_plan_that_was_passed_covers_no_more_than_it_says(
     with pytest.raises(RefusedError, match=r"was of 7 objects .*now there are 8"):
         apply_plan(job.catalog, refused)
     assert quarantine(job) == {}
+
+
+def test_what_left_the_quarantine_is_trimmed_in_steps_and_what_is_in_it_stays(
+    job: SyntheticJob, orphans: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "TRIM_ROWS", 2)
+    swept(job)
+    kept, *others = orphans
+    job.catalog.run("restoring", lambda c: restore(c, job.job_id, [kept]))
+    let_time_pass(job)
+    assert swept(job).deleted == len(others)
+    put(job.store, new := shared_file(job.job_id, 0, 2, str(uuid4())))
+    swept(job)
+    housekeep_job(job.catalog, job.name)
+    over = dict.fromkeys(others, "DELETED")
+    assert quarantine(job) == over | {kept: "RESTORED", new: "QUARANTINED"}
+    ageing.let_time_pass(job.url, job.job_id, "30 days")
+    took: list[int] = []
+    housekeep_job(job.catalog, job.name, progress=lambda _, rows: took.append(rows))
+    assert quarantine(job) == {kept: "RESTORED", new: "QUARANTINED"}
+    assert len(took) > len(over) / 2
+
+
+@pytest.mark.parametrize("status", ["QUARANTINED", "CONDEMNED", "RESTORED", "DELETED"])
+def test_a_row_of_the_quarantine_is_deleted_by_nobody_before_its_time(
+    job: SyntheticJob, orphans: list[str], status: str
+) -> None:
+    """One that is over for less than an hour may still be what somebody acts upon."""
+    swept(job)
+    unguarded(job, f"UPDATE cairn.quarantined_objects SET status = '{status}', deleted_at = now()")
+    with pytest.raises(RefusedError, match="DELETED or RELEASED more than an hour ago"):
+        job.execute("DELETE FROM cairn.quarantined_objects WHERE job_id = :job")
 
 
 def test_a_plan_of_a_sweep_says_what_it_would_do(

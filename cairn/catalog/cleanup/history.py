@@ -200,6 +200,17 @@ _OTHERS = tuple(
         DELETE FROM cairn.directories
         WHERE job_id = :job_id AND status = 'DELETED' AND deleted_at < :horizon
         """,
+        # What was restored is kept by its row.
+        """
+        DELETE FROM cairn.quarantined_objects WHERE quarantine_id IN (
+            SELECT q.quarantine_id FROM cairn.quarantined_objects AS q
+            WHERE q.job_id = :job_id
+              AND q.status IN ('DELETED', 'RELEASED')
+              AND coalesce(q.deleted_at, q.released_at) < :horizon
+            ORDER BY coalesce(q.deleted_at, q.released_at)
+            LIMIT :most
+        )
+        """,
         # Damage that is not over stays as long as its file's row.
         """
         DELETE FROM cairn.damaged_segments

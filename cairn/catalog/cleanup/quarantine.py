@@ -227,15 +227,6 @@ _NOTE_SKIPPED = text("""
     ON CONFLICT DO NOTHING
 """)
 
-_TRIM = text("""
-    DELETE FROM cairn.quarantined_objects AS q USING cairn.jobs AS j
-    WHERE q.job_id = :job_id
-      AND j.job_id = q.job_id
-      AND q.status IN ('DELETED', 'RELEASED')
-      AND coalesce(q.deleted_at, q.released_at)
-        < now() - make_interval(secs => j.history_retention_ms / 1000.0)
-""")
-
 
 def root_facts(connection: Connection, job_id: str) -> RootFacts | None:
     """Returns what a sweep has to know of a root; None: this metastore never owned it."""
@@ -377,11 +368,6 @@ def open_rows(connection: Connection, job_id: str) -> list[dict[str, Any]]:
 def confirm_root(connection: Connection, job_id: str) -> None:
     """Records that sweeps may set aside what was below a root before this metastore had it."""
     connection.execute(_CONFIRM, {"job_id": job_id})
-
-
-def trim_quarantine(connection: Connection, job_id: str) -> None:
-    """Deletes rows of what left the quarantine longer ago than `cairn.history-retention`."""
-    connection.execute(_TRIM, {"job_id": job_id})
 
 
 def _row_of(orphan: Orphan) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from sqlalchemy import Connection, select, text
 
@@ -33,6 +34,10 @@ class Damage:
     is_needed_by_next: bool
 
 
+# Of the table: mostly nothing is, and then the view need not be asked.
+_KNOWN = text("""
+    SELECT segment_id FROM cairn.damaged_segments WHERE job_id = :job_id AND resolved_at IS NULL
+""")
 _DAMAGE = text("""
     SELECT
         segment_id, kind, subtask, key_groups, as_of_checkpoint, path, checkpoints,
@@ -104,6 +109,36 @@ def _shortest_way(
     fit = [way for checkpoint, way in ways.items() if checkpoint >= least]
     # Of two of a length the newer one: it has less changelog.
     return min(fit, key=lambda way: (len(way), -way[-1]), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """What a restore reads, in order of replay, and which of that is known as damaged."""
+
+    handles: list[SegmentHandle]
+    damaged: Sequence[SegmentHandle] = ()
+
+
+def restore_around(
+    connection: Connection, job_id: str, checkpoint_id: int, key_groups: KeyGroupRange
+) -> Restore:
+    """Returns what a restore of some key groups to a checkpoint reads: nothing damaged, if it can.
+
+    The transaction reads one instant. Where no other segments come to the state, those that are
+    known as damaged are among the others: since a scrub found that, they may have been put back.
+    """
+    handles = segments_at(connection, job_id, checkpoint_id, key_groups)
+    known = set(connection.scalars(_KNOWN, {"job_id": job_id}))
+    damaged = [handle for handle in handles if UUID(handle.segment_id) in known]
+    if not damaged:
+        return Restore(handles)
+    damage = inside(read_damage(connection, job_id), key_groups)
+    unreadable = [one for one in damage if checkpoint_id in one.checkpoints]
+    older = [one for one in confirmed_checkpoints(connection, job_id) if one < checkpoint_id]
+    way = way_around(unreadable, damage, older)
+    if way is None:
+        return Restore(handles, damaged)
+    return Restore(segments_around(connection, job_id, key_groups, handles, way, damage))
 
 
 def segments_around(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import lmdb
 from sqlalchemy import Connection
 
 from cairn.catalog.job.batch_start import BatchStart, Parent
-from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant, segments_at
-from cairn.errors import CairnError, FencedError
+from cairn.catalog.job.damage import Restore, restore_around
+from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant
+from cairn.errors import CairnError, CorruptSegmentError, FencedError, RefusedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.runtime.executor.local_reader import LocalReader
 from cairn.runtime.executor.local_record import Position, Weight
@@ -24,7 +25,7 @@ from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.spool import Spool
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.segments.format import decode
-from cairn.segments.reader import read_segment, read_segments
+from cairn.segments.reader import read_bytes, read_segment, read_segments
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def parent_state(context: SubtaskContext, start: BatchStart) -> Iterator[LocalRe
     Raises:
         FencedError: a newer run, or a later batch, has moved the local state on.
         CorruptSegmentError: a segment's bytes are not those that were written.
+        RefusedError: they are not, as a scrub has found, and nothing else has the state.
         DamagedStateError: the local state's are not. The next attempt restores them.
         StorageError, MetastoreError: a segment cannot be read, or not be found out.
     """
@@ -190,18 +192,37 @@ def _apply_parent(writer: LocalWriter, context: SubtaskContext, parent: Parent) 
     return sum(segment.size_bytes for segment in ack.segments)
 
 
+def _refuse_damaged(context: SubtaskContext, damaged: Sequence[SegmentHandle]) -> None:
+    """Raises where segments that a scrub has found damaged are so still, before all is read."""
+    job = context.run.job
+    for handle in damaged:
+        try:
+            read_bytes(context.store, handle, job=job)
+        except (CorruptSegmentError, StorageError) as error:
+            raise RefusedError(
+                f"a scrub has found segment {handle.segment_id} damaged, and no retained "
+                f"checkpoint has its state by other segments: {error.message}. `cairn scrub {job} "
+                "--dry-run` lists what is damaged; put the objects back, or start a new job from "
+                "the manifest of a checkpoint that is whole, which `cairn pin` writes",
+                job=job,
+                checkpoint=handle.first_checkpoint,
+                file=handle.path,
+                offset=handle.offset,
+            ) from error
+
+
 def _restore(
     writer: LocalWriter, context: SubtaskContext, here: Position, wanted: Position
 ) -> Weight:
     """Brings the state to a checkpoint by what storage has; returns what all of that weighs."""
     run, key_groups = context.run, context.key_groups
 
-    def look_up(connection: Connection) -> tuple[list[SegmentHandle], str | None]:
+    def look_up(connection: Connection) -> tuple[Restore, str | None]:
         read_one_instant(connection)
-        handles = segments_at(connection, run.job_id, wanted.checkpoint_id, key_groups)
-        return handles, lineage_of(connection, run.job_id, here.checkpoint_id)
+        found = restore_around(connection, run.job_id, wanted.checkpoint_id, key_groups)
+        return found, lineage_of(connection, run.job_id, here.checkpoint_id)
 
-    handles, lineage = run.catalog.run(
+    found, lineage = run.catalog.run(
         f"find the segments of checkpoint {wanted.checkpoint_id} of job {run.job}", look_up
     )
     # Of a lost history, or past the wanted checkpoint: nothing of it can be kept.
@@ -210,7 +231,9 @@ def _restore(
         writer.clear(key_groups)
     # Changes since then that were released are in an increment, or in a base, which replaces its
     # key groups whole.
+    handles = found.handles
     missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
+    _refuse_damaged(context, [one for one in found.damaged if one in missing])
     began_s, begun = time.monotonic(), None
     segments = read_segments(context.store, missing, job=run.job, key_groups=key_groups)
     for handle, changes in segments:

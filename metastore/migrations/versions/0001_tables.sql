@@ -397,6 +397,10 @@ CREATE UNIQUE INDEX uq_quarantined_objects__open
 CREATE INDEX ix_quarantined_objects__due ON cairn.quarantined_objects (job_id, quarantined_until)
     WHERE status IN ('QUARANTINED', 'CONDEMNED');
 
+CREATE INDEX ix_quarantined_objects__over
+    ON cairn.quarantined_objects (job_id, coalesce(deleted_at, released_at))
+    WHERE status IN ('DELETED', 'RELEASED');
+
 CREATE TABLE cairn.pins (
     pin_id UUID NOT NULL,
     job_id TEXT NOT NULL,
