@@ -11,8 +11,8 @@ from typing import Protocol
 from cairn.errors import BadInputError
 from cairn.storage.store import TEMP_PREFIX, check_path
 
-MOST_RANGES = 256
-"""So that a root with very many directories does not cost a request for each of them."""
+MOST_RANGES = 64
+"""Of directories of one kind, so that very many do not cost a request for each of them."""
 
 _NAMES_START_WITH = "0123456789abcdef"
 """As the ids of files do."""
@@ -128,22 +128,31 @@ class Inventory(Protocol):
 def key_ranges(inventory: Inventory, path: str, groups: Collection[str] = ()) -> list[KeyRange]:
     """Returns ranges that together are all paths below a directory, for as many threads.
 
-    They follow from the directories there, and from those below the ones named in `groups`. Names
-    that appear later are in a range, too.
+    They follow from the directories there, and from those below the ones named in `groups`, each of
+    which adds up to `MOST_RANGES`. Names that appear later are in a range, too.
     """
-    prefix, bounds = f"{path}/", list[str]()
-    for directory in inventory.directories(path):
-        is_group = directory.removeprefix(prefix) in groups
-        below = inventory.directories(directory) if is_group else []
-        # Rows are read by ranges, too, and nobody can ask for those after any name there is.
-        bounds += [f"{one}/" for one in (directory, *below) if one.isprintable()]
-    if inventory.splits_directories and len(bounds) * len(_NAMES_START_WITH) <= MOST_RANGES:
-        bounds += [one + start for one in bounds for start in _NAMES_START_WITH]
-    # Of a list that is too long, some at equal distances.
-    chosen = sorted(set(bounds))[:: -(-len(bounds) // MOST_RANGES) or 1]
-    limits: list[str | None] = [*chosen, None]
+    prefix, splits = f"{path}/", inventory.splits_directories
+    top = inventory.directories(path)
+    grouped = [one for one in top if one.removeprefix(prefix) in groups]
+    bounds = {f"{one}/" for one in grouped}
+    bounds.update(_bounds([one for one in top if one not in grouped], splits=splits))
+    # Each by itself: there may be hundreds of subtasks beside one executor, which wrote most files.
+    for directory in grouped:
+        bounds.update(_bounds(inventory.directories(directory), splits=splits))
+    limits: list[str | None] = [*sorted(bounds), None]
     starts = pairwise(["", *limits])
     return [KeyRange(prefix, after or "", until) for after, until in starts]
+
+
+def _bounds(directories: Sequence[str], *, splits: bool) -> list[str]:
+    """Returns where ranges begin in directories of one kind: at `MOST_RANGES` places at most."""
+    # Rows are read by ranges, too, and nobody can ask for those after any name there is.
+    bounds = [f"{one}/" for one in directories if one.isprintable()]
+    # Of a list that is too long, some at equal distances.
+    bounds = bounds[:: -(-len(bounds) // MOST_RANGES) or 1]
+    parts = min(MOST_RANGES // len(bounds), len(_NAMES_START_WITH)) if splits and bounds else 1
+    step = -(-len(_NAMES_START_WITH) // parts)
+    return bounds + [one + start for one in bounds for start in _NAMES_START_WITH[step::step]]
 
 
 def check_unfinished(path: str) -> None:

@@ -8,6 +8,7 @@ import os
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, cast
 
 from botocore.exceptions import (
@@ -47,6 +48,7 @@ _log = logging.getLogger(__name__)
 _LONGEST_COPY_S = LONGEST_WRITE_S - LONGEST_TRY_S
 """After it, one try of the request that makes the object appear still ends in LONGEST_WRITE_S."""
 _DELETES_PER_REQUEST = 1000
+_CHECKS_AT_ONCE = 4
 _LARGEST_PUT_BYTES = 5 << 30
 _JOINED_BYTES = 8 << 20
 
@@ -139,10 +141,7 @@ class S3Store:
         if len(parts) < 2 and not any(part.is_copied for part in parts):
             self.put(path, [self._read_part(part) for part in parts])
             return sum(part.size_bytes for part in parts)
-        self._check_sources(parts)
-        # Some stores look at If-None-Match in a put only.
-        if self._exists(path):
-            raise exists_error(self.url, path)
+        self._check_copy(path, parts)
         try:
             self._upload(path, key, parts, began_s)
         except (ClientError, BotoCoreError) as error:
@@ -208,12 +207,15 @@ class S3Store:
         upload = Upload(self._client(), self._bucket, key)
         is_complete = False
         try:
-            made = upload.send(parts, self._key, self._read_part)
+            with ThreadPoolExecutor(1) as thread:
+                # Once: a second try could make the object appear after LONGEST_WRITE_S. Meanwhile:
+                # the first one of a process takes as long to make as some copies.
+                client = thread.submit(self._client, 1)
+                made = upload.send(parts, self._key, self._read_part)
             took_s = time.monotonic() - began_s
             if took_s > _LONGEST_COPY_S:
                 raise late_error(self.url, path, took_s, _LONGEST_COPY_S)
-            # Once: a second try could make the object appear after LONGEST_WRITE_S.
-            upload.complete(self._client(tries=1), made)
+            upload.complete(client.result(), made)
             is_complete = True
         finally:
             if not is_complete:
@@ -226,17 +228,30 @@ class S3Store:
             one.check(read[-1])
         return b"".join(read)
 
-    def _check_sources(self, parts: Sequence[Part]) -> None:
-        """Raises StorageError unless all that the server is to copy is there."""
+    def _check_copy(self, path: str, parts: Sequence[Part]) -> None:
+        """Raises StorageError unless all that the server is to copy is there.
+
+        Raises RefusedError if an object has the path.
+        """
         ends: dict[str, ByteRange] = {}
         for part in parts:
             for one in part.ranges if part.is_copied else ():
                 if one.path not in ends or ends[one.path].end < one.end:
                     ends[one.path] = one
-        for path, one in ends.items():
-            found_bytes, _ = self._head(path, one.offset)
-            if found_bytes < one.end:
-                raise short_read_error(self.url, path, one.offset, one.size_bytes, found_bytes)
+        # All at once: one after the other, these small requests took as long as some copies.
+        with ThreadPoolExecutor(_CHECKS_AT_ONCE) as threads:
+            # Some stores look at If-None-Match in a put only.
+            exists = threads.submit(self._exists, path)
+            checks = [threads.submit(self._check_source, one) for one in ends.values()]
+        for check in checks:
+            check.result()
+        if exists.result():
+            raise exists_error(self.url, path)
+
+    def _check_source(self, one: ByteRange) -> None:
+        found_bytes, _ = self._head(one.path, one.offset)
+        if found_bytes < one.end:
+            raise short_read_error(self.url, one.path, one.offset, one.size_bytes, found_bytes)
 
     def _exists(self, path: str) -> bool:
         listed = next(iter(self._pages(path)), None)

@@ -141,7 +141,11 @@ class S3Inventory:
                 found = [self._found(one) for one in page.get("Contents", [])]
                 # Some stores sort by other rules than the contract's.
                 found.sort(key=lambda one: one.path)
-                yield from (one for one in found if keys.holds(one.path))
+                # Asked of each object only at the ends of a range, in whose middle all are in it.
+                if found and keys.holds(found[0].path) and keys.holds(found[-1].path):
+                    yield from found
+                else:
+                    yield from (one for one in found if keys.holds(one.path))
                 if keys.until is not None and found and found[-1].path > keys.until:
                     return
         except (ClientError, BotoCoreError) as error:

@@ -113,6 +113,15 @@ def test_a_root_with_very_many_directories_has_a_bounded_number_of_ranges() -> N
     assert sum(keys.holds("job/chk-4321/_metadata") for keys in ranges) == 1
 
 
+def test_the_files_of_one_executor_are_many_ranges_beside_those_of_many_subtasks() -> None:
+    subtasks = [f"subtask-{number}-200" for number in range(200)]
+    below = {"job/shared": subtasks, "job/taskmanager-owned": ["1-tm"]}
+    made = Directories({"job": ["shared", "taskmanager-owned"], **below})
+    ranges = key_ranges(made, "job", ["shared", "taskmanager-owned"])  # type: ignore[arg-type]
+    files = [f"job/taskmanager-owned/1-tm/{digit}.seg" for digit in "0123456789abcdef"]
+    assert len({keys for keys in ranges for file in files if keys.holds(file)}) == len(files)
+
+
 def test_what_is_listed_is_what_is_found(store: ObjectStore, inventory: Inventory) -> None:
     store.put(WRITTEN[0], [b"abc"])
     store.put(f"{WRITTEN[0]}0", [b"abcd"])
