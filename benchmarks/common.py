@@ -8,11 +8,11 @@ import platform
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pyspark
 from rich import box
 from rich.table import Table
 
@@ -65,7 +65,7 @@ def machine(load_before: float) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "spark": pyspark.__version__,
+        "spark": version("pyspark"),
         "load_before": round(load_before, 2),
     }
 

@@ -1,9 +1,9 @@
-"""`make bench-maintenance`: what planning and deleting cost, beside much that stays.
+"""`make bench-maintenance`: what the maintenance costs, and what it costs a stream beside it.
 
 python -m benchmarks.maintenance [--workload NAME …] [--live N …] [--quick] [--json]
 
-An embedded PostgreSQL, and an S3 server in a process of its own that waits 20 ms before each
-request.
+An embedded PostgreSQL, and S3 servers in processes of their own with 20 ms before each request: one
+that keeps no bytes, and, where bytes are copied, a real one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import add_workloads, machine, new_table, positive, workplace
-from benchmarks.maintenance_shape import QUICK, Figure, Sizes
-from benchmarks.maintenance_steps import allow, measure_deletes, measure_planning
+from benchmarks.maintenance_shape import QUICK, Figure, Place, Sizes
 from benchmarks.metastore_calls import CatalogCalls
-from benchmarks.stub_s3 import StubS3, stub_s3
 from cairn.catalog.embedded import resolve_url
 from cairn.errors import CairnError
 
-Measure = Callable[[str, StubS3, Sizes], list[Figure]]
-
-WORKLOADS: dict[str, Measure] = {
-    "planning": lambda url, s3, sizes: measure_planning(url, s3.url, sizes),
-    "deletes": measure_deletes,
+WORKLOADS = {
+    "planning": "maintenance_steps:measure_planning",
+    "deletes": "maintenance_steps:measure_deletes",
+    "listing": "maintenance_listing:measure_listing",
+    "compaction": "maintenance_compaction:measure_compaction",
+    "fold": "maintenance_fold:measure_fold",
 }
+"""By name: processes that are measured import this module, and not what they do not need."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,18 +62,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, sizes: Sizes, told: Console) -> list[Figure]:
     figures: list[Figure] = []
-    with workplace(args.output / "work-maintenance") as (_, metastore), stub_s3() as s3:
+    with workplace(args.output / "work-maintenance") as (work, metastore):
         url = resolve_url(metastore)
         calls = CatalogCalls(url)
         calls.migrate()
-        allow(s3.url)
         try:
             for name in args.workload:
                 told.print(f"{name} …", markup=False)
-                figures += WORKLOADS[name](url, s3, sizes)
+                directory = work / name
+                directory.mkdir()
+                place = Place(url=url, directory=directory, sizes=sizes, is_quick=args.quick)
+                figures += _measure_of(name)(place)
         finally:
             calls.close()
     return figures
+
+
+def _measure_of(workload: str) -> Callable[[Place], list[Figure]]:
+    module, _, function = WORKLOADS[workload].partition(":")
+    measure: Callable[[Place], list[Figure]] = getattr(
+        import_module(f"benchmarks.{module}"), function
+    )
+    return measure
 
 
 def _to_json(figures: Sequence[Figure], sizes: Sizes, load: float) -> dict[str, Any]:

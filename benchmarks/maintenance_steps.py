@@ -1,24 +1,21 @@
-"""What the maintenance benchmark measures, each step in a process of its own for its memory."""
+"""What planning and deleting cost, each in a process of its own for its memory."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import ParamSpec, TypeVar
 
 from sqlalchemy import Connection, text
 
-from benchmarks.maintenance_shape import Figure, Sizes
+from benchmarks.apart import run_apart
+from benchmarks.maintenance_shape import Figure, Place, Sizes, memory_figure
 from benchmarks.metastore_calls import CatalogCalls
 from benchmarks.metastore_shape import History, JobRef
-from benchmarks.stub_s3 import StubS3
-from cairn.catalog.catalog import Catalog, dispose_engines
+from benchmarks.stub_s3 import StubS3, stub_s3
+from cairn.catalog.catalog import Catalog
 from cairn.catalog.cleanup.snapshot import read_snapshot
 from cairn.maintenance.breakers import RATE_VARIABLE
 from cairn.maintenance.cleanup import cleanup_job
@@ -26,10 +23,6 @@ from cairn.maintenance.deleter import Deleted, delete_condemned
 from cairn.maintenance.storages import open_allowed
 from cairn.maintenance.subsumption import plan_subsumption
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-MOST_MEMORY_MB = 500
 DELETES_PER_S = 3_000
 MOST_GROWTH = 2.0
 
@@ -84,82 +77,55 @@ _CONDEMNED = (
 )
 
 
-def run_apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
-    """Returns what a call returns in a new process, and the process's peak memory in MB."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured, (work, args, kwargs))
-
-
-def _measured(
-    work: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[T, float]:
-    found = work(*args, **kwargs)
-    dispose_engines()
-    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def measure_planning(url: str, storage: str, sizes: Sizes) -> list[Figure]:
+def measure_planning(place: Place) -> list[Figure]:
     """Returns how long a plan takes beside few and beside many live segments."""
     figures: list[Figure] = []
     medians_ms: list[float] = []
-    for live in sizes.live_segments:
-        name = f"{live:,} live segments"
-        job = _job_with(url, storage, sizes, live)
-        (plan_ms, condemned), memory_mb = run_apart(_plan, url, job.name, sizes.repetitions)
-        (forecast_ms, _), _ = run_apart(_forecast, url, job.name, sizes.repetitions)
-        medians_ms.append(plan_ms)
-        figures += [
-            Figure(workload="planning", name=f"{name}: plan", value=plan_ms, unit="ms"),
-            Figure(workload="planning", name=f"{name}: dry run", value=forecast_ms, unit="ms"),
-            Figure(workload="planning", name=f"{name}: files planned", value=condemned, unit=""),
-            Figure(
-                workload="planning",
-                name=f"{name}: memory",
-                value=memory_mb,
-                unit="MB",
-                wanted=MOST_MEMORY_MB,
-                at_least=False,
-            ),
-        ]
-    figures.append(
-        Figure(
-            workload="planning",
-            name="most over fewest",
-            value=medians_ms[-1] / medians_ms[0],
-            unit="times",
-            wanted=MOST_GROWTH,
-            at_least=False,
-        )
+    sizes = place.sizes
+    with stub_s3() as s3:
+        allow(s3.url)
+        for live in sizes.live_segments:
+            job = _job_with(place.url, s3.url, sizes, live)
+            planned = run_apart(_plan, place.url, job.name, sizes.repetitions)
+            forecast = run_apart(_forecast, place.url, job.name, sizes.repetitions)
+            plan_ms, condemned = planned.found
+            medians_ms.append(plan_ms)
+            name = f"{live:,} live segments"
+            figures += [
+                Figure(workload="planning", name=f"{name}: plan", value=plan_ms, unit="ms"),
+                Figure(
+                    workload="planning", name=f"{name}: dry run", value=forecast.found, unit="ms"
+                ),
+                Figure(
+                    workload="planning", name=f"{name}: files planned", value=condemned, unit=""
+                ),
+                memory_figure("planning", name, planned.memory_mb),
+            ]
+    growth = Figure(
+        workload="planning",
+        name="most over fewest",
+        value=medians_ms[-1] / medians_ms[0],
+        unit="times",
+        wanted=MOST_GROWTH,
+        at_least=False,
     )
-    return figures
+    return [*figures, growth]
 
 
-def measure_deletes(url: str, s3: StubS3, sizes: Sizes) -> list[Figure]:
+def measure_deletes(place: Place) -> list[Figure]:
     """Returns how many objects the deleter deletes a second, each with its intent."""
-    calls = CatalogCalls(url)
-    job = calls.register("deletes", sizes.parallelism, s3.url)
-    catalog = Catalog(url, timeout_ms=600_000)
-    facts = {"job": job.job_id, "files": sizes.deleted_files}
-    catalog.run("condemning files", partial(_execute, statements=_CONDEMNED, facts=facts))
-    _analyze(catalog)
-    paths = catalog.run(
-        "listing them",
-        lambda c: list(
-            c.scalars(
-                text("SELECT path FROM cairn.physical_files WHERE job_id = :job"),
-                {"job": job.job_id},
-            )
-        ),
-    )
-    s3.fill(paths, 4_000)
-    before = s3.counts()
-    s3.slow_down(sizes.delay_ms)
-    (seconds, deleted), memory_mb = run_apart(_delete, url, job.name)
-    s3.slow_down(0)
-    after = s3.counts()
-    left = before["objects"] - after["objects"]
-    if (deleted.files, left) != (sizes.deleted_files, sizes.deleted_files):
-        raise RuntimeError(f"{deleted} of {sizes.deleted_files} files; {left} objects went")
+    sizes = place.sizes
+    with stub_s3() as s3:
+        allow(s3.url)
+        job = _job_to_delete(place.url, s3, sizes)
+        before = s3.counts()
+        s3.slow_down(sizes.delay_ms)
+        done = run_apart(_delete, place.url, job.name)
+        after = s3.counts()
+    spent = {name: after[name] - before[name] for name in after}
+    seconds, deleted = done.found
+    if (deleted.files, -spent["objects"]) != (sizes.deleted_files, sizes.deleted_files):
+        raise RuntimeError(f"{deleted} of {sizes.deleted_files} files; objects: {spent}")
     return [
         Figure(
             workload="deletes",
@@ -168,27 +134,28 @@ def measure_deletes(url: str, s3: StubS3, sizes: Sizes) -> list[Figure]:
             unit="deletes/s",
             wanted=DELETES_PER_S,
         ),
-        Figure(
-            workload="deletes",
-            name="requests",
-            value=after["requests"] - before["requests"],
-            unit="",
-        ),
+        Figure(workload="deletes", name="requests", value=spent["requests"], unit=""),
         Figure(
             workload="deletes",
             name="bytes read for a byte freed",
-            value=(after["read_bytes"] - before["read_bytes"]) / deleted.size_bytes,
+            value=spent["read_bytes"] / deleted.size_bytes,
             unit="",
         ),
-        Figure(
-            workload="deletes",
-            name="memory",
-            value=memory_mb,
-            unit="MB",
-            wanted=MOST_MEMORY_MB,
-            at_least=False,
-        ),
+        memory_figure("deletes", f"{sizes.deleted_files:,} files", done.memory_mb),
     ]
+
+
+def _job_to_delete(url: str, s3: StubS3, sizes: Sizes) -> JobRef:
+    """Returns a job of which all files are condemned, with their objects and delete intents."""
+    job = CatalogCalls(url).register("deletes", sizes.parallelism, s3.url)
+    catalog = Catalog(url, timeout_ms=600_000)
+    facts = {"job": job.job_id, "files": sizes.deleted_files}
+    catalog.run("condemning files", partial(_execute, statements=_CONDEMNED, facts=facts))
+    _analyze(catalog)
+    statement = text("SELECT path FROM cairn.physical_files WHERE job_id = :job")
+    paths = catalog.run("listing them", lambda c: list(c.scalars(statement, {"job": job.job_id})))
+    s3.fill(paths, 4_000)
+    return job
 
 
 def _job_with(url: str, storage: str, sizes: Sizes, live_segments: int) -> JobRef:
@@ -233,9 +200,9 @@ def _plan(url: str, name: str, repetitions: int) -> tuple[float, int]:
     return median_ms, len(plan.condemned_files) if plan else 0
 
 
-def _forecast(url: str, name: str, repetitions: int) -> tuple[float, int]:
+def _forecast(url: str, name: str, repetitions: int) -> float:
     catalog = Catalog(url)
-    return _median_ms(lambda: cleanup_job(catalog, name, dry_run=True), repetitions), 0
+    return _median_ms(lambda: cleanup_job(catalog, name, dry_run=True), repetitions)
 
 
 def _median_ms(work: Callable[[], object], repetitions: int) -> float:
@@ -251,7 +218,7 @@ def _median_ms(work: Callable[[], object], repetitions: int) -> float:
 def _delete(url: str, name: str) -> tuple[float, Deleted]:
     catalog = Catalog(url)
     job = catalog.run("reading", lambda c: read_snapshot(c, name)).job
-    store = open_allowed(replace(job))
+    store = open_allowed(job)
     began_s = time.monotonic()
     deleted = delete_condemned(catalog, job, store)
     return time.monotonic() - began_s, deleted

@@ -7,6 +7,7 @@ for all subtasks at once. Local state is brought up only where it is materialize
 from __future__ import annotations
 
 import os
+import time
 import uuid
 import zlib
 from collections import Counter
@@ -38,7 +39,7 @@ from cairn.runtime.driver.build_plan import struct
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.task_manager import TaskManager
-from cairn.runtime.materialization.write import materialize
+from cairn.runtime.materialization.write import FULL_FROM_SHARE, materialize
 from cairn.runtime.processing.task_input import InputCounts
 from cairn.runtime.task.attempt import Attempt
 from cairn.savepoints.write_manifest import pin
@@ -106,20 +107,32 @@ def write_history(
         persist_delay_ms=0,
         file_retention_ms=0,
     )
-    writer = _Writer(name, shape, parallelism, storage.as_uri(), metastore_url, settings)
     history = steps(shape)
+    plan = (parallelism, storage.as_uri(), metastore_url, settings)
+    writer = HistoryWriter(name, shape, history, *plan)
     is_due = False
     for step in history:
-        writer.write(step, materializes=is_due)
+        attempt = writer.begin(step.number)
+        if is_due:
+            writer.materialize(attempt)
+            cleanup_job(writer.plan.catalog, name)
+        writer.write(attempt, step)
         is_due = step.then_materialize and name == MATERIALIZED
     return writer.finish(len(history))
 
 
-class _Writer:
+class HistoryWriter:
+    """Writes the steps of a history, one batch each.
+
+    Attributes:
+        plan: the run of the job.
+    """
+
     def __init__(
         self,
         name: str,
         shape: Shape,
+        history: list[Step],
         parallelism: int,
         storage: str,
         metastore_url: str,
@@ -127,17 +140,17 @@ class _Writer:
     ) -> None:
         self._name = name
         self._shape = shape
-        self._last = last_steps(shape, steps(shape))
+        self._last = last_steps(shape, history)
         self._digest = 0
-        self._plan, self._value_codec, state_id = _register(
+        self.plan, self._value_codec, state_id = _register(
             name, parallelism, storage, metastore_url, settings
         )
         self._store = open_store(storage)
         os.environ[STORAGES_VARIABLE] = storage
-        self._manager = TaskManager(self._plan, _EXECUTOR)
+        self._manager = TaskManager(self.plan, _EXECUTOR)
         key_codec = TupleCodec(KEY_SCHEMA, name="key")
         names = key_names(shape)
-        key_groups = self._plan.max_parallelism
+        key_groups = self.plan.max_parallelism
         groups = (spark_hashes(names) % key_groups).tolist()
         self._subtasks = [subtask_of(g, parallelism, key_groups) for g in groups]
         self._keys = [
@@ -145,12 +158,9 @@ class _Writer:
             for group, key in zip(groups, names, strict=True)
         ]
 
-    def write(self, step: Step, *, materializes: bool) -> None:
-        """Does one batch."""
-        attempt = self._begin(step.number)
-        if materializes:
-            self._materialize(attempt)
-        overlays = [Overlay(NoState()) for _ in range(self._plan.parallelism)]
+    def write(self, attempt: Attempt, step: Step) -> None:
+        """Does one batch that has begun."""
+        overlays = [Overlay(NoState()) for _ in range(self.plan.parallelism)]
         for number, payload in zip(step.keys.tolist(), payloads(self._shape, step), strict=True):
             key, value = self._keys[number], self._value_codec.encode((step.number, payload))
             overlays[self._subtasks[number]].put(key, value)
@@ -167,12 +177,12 @@ class _Writer:
 
     def finish(self, batches: int) -> History:
         """Confirms the last batch by beginning the next; returns what is there."""
-        self._begin(batches)
-        pinned = pin(self._plan.catalog, self._name, None, kind=PinKind.SAVEPOINT)
-        everything = KeyGroupRange(0, self._plan.max_parallelism)
-        handles = self._plan.catalog.run(
+        self.begin(batches)
+        pinned = pin(self.plan.catalog, self._name, None, kind=PinKind.SAVEPOINT)
+        everything = KeyGroupRange(0, self.plan.max_parallelism)
+        handles = self.plan.catalog.run(
             "reading what a checkpoint holds",
-            lambda c: segments_at(c, self._plan.job_id, pinned.checkpoint_id, everything),
+            lambda c: segments_at(c, self.plan.job_id, pinned.checkpoint_id, everything),
         )
         segments, size_bytes = Counter[str](), Counter[str]()
         for handle in handles:
@@ -180,7 +190,7 @@ class _Writer:
             size_bytes[handle.kind.value] += handle.size_bytes
         return History(
             self._name,
-            self._plan,
+            self.plan,
             batches,
             self._shape.keys,
             self._digest,
@@ -188,8 +198,9 @@ class _Writer:
             f"{pinned.storage}/{manifest_file(pinned.job_id, pinned.checkpoint_id)}",
         )
 
-    def _begin(self, number: int) -> Attempt:
-        batch = self._plan.batch(QUERY, number)
+    def begin(self, number: int) -> Attempt:
+        """Begins a batch, which confirms the one before it."""
+        batch = self.plan.batch(QUERY, number)
         return Attempt(
             manager=self._manager,
             store=self._store,
@@ -198,12 +209,19 @@ class _Writer:
             task_attempt=number,
         )
 
-    def _materialize(self, attempt: Attempt) -> None:
-        for subtask in range(self._plan.parallelism):
+    def materialize(self, attempt: Attempt, full_from_share: float = FULL_FROM_SHARE) -> float:
+        """Materializes all subtasks as a stream does; returns what that took of the CPU, in s.
+
+        Bringing local state up, which a batch does, is not counted.
+        """
+        cpu_s = 0.0
+        for subtask in range(self.plan.parallelism):
             context = attempt.context_of(subtask)
             with parent_state(context, attempt.start) as reader:
-                materialize(context, reader)
-        cleanup_job(self._plan.catalog, self._name)
+                before_s = time.process_time()
+                materialize(context, reader, full_from_share=full_from_share)
+                cpu_s += time.process_time() - before_s
+        return cpu_s
 
 
 def _register(

@@ -23,6 +23,8 @@ from xml.sax.saxutils import escape, unescape
 
 BUCKET = "bench"
 _NS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+_LAST = chr(0x10FFFF)
+"""Above all that follows a common prefix."""
 _AT = "2026-01-01T00:00:00.000Z"
 _SET = {
     "AWS_ACCESS_KEY_ID": "bench",
@@ -120,17 +122,26 @@ class _Objects:
                 for key in gone:
                     del self.keys[bisect_left(self.keys, key)]
 
-    def page(self, prefix: str, after: str, most: int) -> tuple[list[tuple[str, int]], bool]:
+    def page(
+        self, prefix: str, after: str, most: int, delimiter: str
+    ) -> tuple[list[tuple[str, int | None]], bool]:
+        """Returns keys with their sizes, a common prefix without; and whether there are more."""
+        found: list[tuple[str, int | None]] = []
         with self.lock:
-            start = bisect_left(self.keys, prefix)
-            if after:
-                start = max(start, bisect_right(self.keys, after))
-            found = []
-            for key in self.keys[start : start + most + 1]:
-                if not key.startswith(prefix):
-                    break
-                found.append((key, self.sizes[key]))
-            return found[:most], len(found) > most
+            at = max(bisect_left(self.keys, prefix), bisect_right(self.keys, after))
+            while at < len(self.keys) and self.keys[at].startswith(prefix):
+                if len(found) == most:
+                    return found, True
+                key = self.keys[at]
+                end = key.find(delimiter, len(prefix)) if delimiter else -1
+                if end < 0:
+                    found.append((key, self.sizes[key]))
+                    at += 1
+                else:
+                    # What follows starts so, too, and is skipped, as after such a token.
+                    found.append((key[: end + 1] + _LAST, None))
+                    at = bisect_right(self.keys, found[-1][0], at)
+        return found, False
 
 
 def _serve(control: Connection) -> None:
@@ -236,10 +247,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, asked: dict[str, str]) -> None:
         prefix, most = asked.get("prefix", ""), int(asked.get("max-keys", "1000"))
         after = asked.get("continuation-token") or asked.get("start-after", "")
-        found, has_more = self.objects.page(prefix, after, min(most, 1000))
+        delimiter = asked.get("delimiter", "")
+        found, has_more = self.objects.page(prefix, after, min(most, 1000), delimiter)
         entries = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>{_AT}</LastModified>"
-            f"<Size>{size}</Size></Contents>"
+            f"<CommonPrefixes><Prefix>{escape(key.removesuffix(_LAST))}</Prefix></CommonPrefixes>"
+            if size is None
+            else f"<Contents><Key>{escape(key)}</Key><LastModified>{_AT}</LastModified>"
+            f"<ETag>&quot;0&quot;</ETag><Size>{size}</Size></Contents>"
             for key, size in found
         )
         token = (

@@ -1,20 +1,60 @@
-"""`make bench-maintenance` measures planning and deleting, on a server that does what S3 does."""
+"""`make bench-maintenance` measures what the maintenance does, on servers that do what S3 does."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from benchmarks import maintenance
 from benchmarks.maintenance_shape import QUICK
+from benchmarks.slow_proxy import slow_proxy
 from benchmarks.stub_s3 import stub_s3
 from cairn.errors import RefusedError, StorageError
-from cairn.storage import open_store
+from cairn.storage import inventory_of, open_store
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """Answers with what it was sent."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Stays silent."""
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_the_slow_proxy_delays_each_request_once_and_changes_no_byte() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with slow_proxy(f"http://127.0.0.1:{server.server_port}", 100) as url:
+            connection = HTTPConnection(urlsplit(url).netloc)
+            took_s = []
+            for body in (b"x", os.urandom(3 << 20), b""):
+                began_s = time.monotonic()
+                connection.request("PUT", "/", body)
+                assert connection.getresponse().read() == body
+                took_s.append(time.monotonic() - began_s)
+            connection.close()
+        server.shutdown()
+    assert min(took_s) > 0.1
+    assert sum(took_s) < 10
 
 
 @pytest.fixture
@@ -26,7 +66,7 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_quick_run_measures_plans_and_deletes(
+def test_a_quick_run_measures_all_workloads(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = maintenance.main(["--quick", "--json", "--output", str(directory)])
@@ -42,6 +82,11 @@ def test_a_quick_run_measures_plans_and_deletes(
     assert values[f"deletes {QUICK.deleted_files:,} files"] > 0
     # Two of deletes, and those that ask who owns the root.
     assert values["deletes requests"] < 20
+    assert values["listing 16 threads over one"] > 0
+    # One live base in four: as many bytes are read, and written, as a third of those freed.
+    assert values["compaction bytes read and written for a byte freed"] == pytest.approx(2 / 3)
+    assert 0 < values["compaction 10 MB: longest transaction"] < 10_000
+    assert values["fold 2,000 entries of 100 bytes: CPU over the stream's own"] > 0
     assert list(directory.iterdir()) == [directory / "maintenance.json"]
 
 
@@ -64,6 +109,11 @@ def test_the_stub_of_s3_does_what_the_store_asks_for(monkeypatch: pytest.MonkeyP
         assert [found.path for found in store.list("one/")] == ["one/b&<1>"]
         assert {found.size_bytes for found in store.list("many/0")} == {7}
         assert store.get("many/00000") == bytes(7)
+        assert inventory_of(store).directories("many") == []
+        s3.fill([f"a/many/{number:04}/b" for number in range(1_200)], 7)
+        below = inventory_of(store).directories("many")
+        assert below == [f"many/{number:04}" for number in range(1_200)]
+        assert store.delete_many([f"{one}/b" for one in below]) == {}
         assert store.delete_many(["one/b&<1>", "nobody", *keys[::2]]) == {}
         assert [found.path for found in store.list("")] == keys[1::2]
         counts = s3.counts()
