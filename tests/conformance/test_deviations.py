@@ -290,6 +290,7 @@ NOT_ASKED_OF_SPARK = {
     "event time after a union or a join of inputs with `withWatermark`": "what Cairn refuses",
     "removing or renaming a field of a state variable, another type but a wider one": "Cairn's",
     "`spark.speculation`": "a setting of the application",
+    "`asyncProgressTrackingEnabled` of the writer": "a setting of the query",
     "state that Spark wrote": "what Cairn does not read",
     "who groups": "the call itself",
     'a key that is an expression, such as `F.upper("k").alias("k")`': "what Cairn refuses",

@@ -142,7 +142,7 @@ class DoingInFrames(Doing):
 
     def _emitted(self, row: Any, name: str) -> Any:
         found = row[name].iloc[0]
-        return None if isinstance(found, float) and np.isnan(found) else found
+        return None if isinstance(found, float | np.floating) and np.isnan(found) else found
 
     def _rows(self, key: Any, given: Iterable[Given]) -> Iterator[Any]:
         for row in super()._rows(key, given):
@@ -151,7 +151,8 @@ class DoingInFrames(Doing):
 
 def _plain(found: Any, data_type: DataType) -> Any:
     """Returns a value of a frame as state takes it: without pandas and numpy."""
-    if found is None or found is pd.NaT or (isinstance(found, float) and np.isnan(found)):
+    is_number = isinstance(found, float | np.floating)
+    if found is None or found is pd.NaT or (is_number and np.isnan(found)):
         return None
     plain = found.item() if isinstance(found, np.generic) else found
     if isinstance(data_type, StructType):

@@ -238,6 +238,38 @@ def test_a_driver_exits_though_its_session_never_answers(
     assert not waits_still
 
 
+class Asynchronous:
+    """A query that Spark tracks asynchronously; counts how often it is stopped."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def test_a_query_with_asynchronous_progress_is_stopped_and_no_other(
+    stream: Stream, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, other = Asynchronous(), Asynchronous()
+    found: dict[str, Any] = {QUERY: ours, "another": other}
+    watch = RunWatch()
+    watch.add(stream.plan.ref, stream.plan.catalog, session, lambda: found)
+    watch.stop_asynchronous()
+    assert (ours.stops, other.stops) == (0, 0), "whose the query is says its first batch"
+    stream.batch()
+    watch.stop_asynchronous()
+    watch.stop_asynchronous()
+    assert (ours.stops, other.stops) == (1, 0)
+    assert "asyncProgressTrackingEnabled is true" in caplog.text
+    # It ends; the same plan is started again, as before.
+    watch.look()
+    session.active = {QUERY}
+    watch.look()
+    watch.stop_asynchronous()
+    assert (ours.stops, other.stops) == (2, 0)
+
+
 def test_a_run_that_is_over_is_forgotten_once_a_newer_one_has_begun(
     stream: Stream, session: Session, watch: RunWatch
 ) -> None:

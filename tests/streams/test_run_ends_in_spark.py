@@ -51,6 +51,22 @@ def test_of_several_queries_those_that_are_over_have_ended(
     assert states(settings)["idle"] == "ended"
 
 
+def test_a_query_with_asynchronous_progress_is_stopped(
+    spark: SparkSession, stream: MakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = stream(1)
+    writer = remembered(spark, settings).writeStream.outputMode("update").format("noop")
+    writer = writer.option("asyncProgressTrackingEnabled", "true")
+    query = writer.option("checkpointLocation", settings.spark_checkpoint).start()
+    try:
+        assert query.awaitTermination(60), "it is still active"
+    finally:
+        query.stop()
+    assert "asyncProgressTrackingEnabled is true" in caplog.text
+    run_watch._watch.look()
+    assert states(settings) == {"small": "ended"}
+
+
 def test_a_plan_that_is_started_twice_is_running_again(
     spark: SparkSession, stream: MakeStream
 ) -> None:

@@ -130,8 +130,9 @@ def _refused(connection: Connection, batch: BatchRef, found: Mapping[str, Any]) 
         case "passed":
             return RefusedError(
                 f"Spark begins batch {batch.batch_id}, but batch {found['batch']} of this query "
-                "was already committed: its checkpointLocation was moved back or edited. Put it "
-                "back, or start over with a new checkpointLocation and a new job name",
+                "was already committed: its checkpointLocation was moved back or edited, or lacks "
+                "batches because of asyncProgressTrackingEnabled. Put it back, or start over with "
+                "a new checkpointLocation and a new job name",
                 job=batch.job,
             )
         case "no parent":
