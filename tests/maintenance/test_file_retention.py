@@ -12,6 +12,7 @@ from sqlalchemy import text
 from cairn.catalog.catalog import Catalog
 from cairn.maintenance.cleanup import CleanupReport, cleanup_job
 from cairn.ownership.take import take_over
+from cairn.settings import Settings
 from cairn.storage import open_store
 from tests.databases import copy_rows
 from tests.maintenance.synthetic import SyntheticJob
@@ -24,6 +25,10 @@ HOUR = timedelta(hours=1)
 @pytest.fixture
 def job(metastore_url: str, tmp_storage: str) -> SyntheticJob:
     return SyntheticJob(metastore_url, tmp_storage, file_retention_ms=HOUR_MS).create()
+
+
+def test_by_default_condemned_files_wait_for_an_hour_at_least() -> None:
+    assert Settings.from_options({}).file_retention_ms >= HOUR_MS
 
 
 def age(job: SyntheticJob, minutes: int, paths: str = "%") -> None:

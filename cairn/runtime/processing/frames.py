@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     ArrayType,
     DataType,
     DecimalType,
+    FloatType,
     IntegralType,
     MapType,
     StructField,
@@ -84,6 +85,9 @@ def _series(column: pa.Array, data_type: DataType, settings: FrameSettings) -> p
         return column.to_pandas(types_mapper=_nullable_ints().get)
     elif _is_object(data_type):
         return pd.Series(values_of(column, data_type), dtype=object)
+    elif isinstance(data_type, IntegralType | FloatType):
+        # As in Spark, which makes frames of Python's numbers: else 100 + 100 in a byte is -56.
+        column = column.cast(pa.float64() if isinstance(data_type, FloatType) else pa.int64())
     is_nested = isinstance(data_type, _NESTED)
     series: pd.Series[Any] = column.to_pandas(
         coerce_temporal_nanoseconds=True, integer_object_nulls=is_nested
