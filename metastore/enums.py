@@ -75,6 +75,28 @@ class Damage(StrEnum):
     """Its bytes have another SHA-256 than was recorded."""
 
 
+class RequestKind(StrEnum):
+    """What somebody asks of a running query (`cairn.run`)."""
+
+    RESCALE = "rescale"
+    """To go on at another parallelism."""
+    STOP = "stop"
+    """To end after a batch, with a savepoint of it if one is named."""
+
+
+class RequestStatus(StrEnum):
+    """OPEN → TAKEN, WITHDRAWN; TAKEN → DONE, FAILED, WITHDRAWN."""
+
+    OPEN = "OPEN"
+    TAKEN = "TAKEN"
+    """A driver has seen it, and does it."""
+    DONE = "DONE"
+    FAILED = "FAILED"
+    """It could not be done: the query is as it was before."""
+    WITHDRAWN = "WITHDRAWN"
+    """A newer request is there instead."""
+
+
 class MaintenanceStatus(StrEnum):
     """PLANNED → RUNNING, APPLIED, FAILED, REFUSED; RUNNING → the last three; REFUSED → PLANNED."""
 

@@ -44,6 +44,7 @@ from metastore.observations import Materialization, MaterializationTotal, Upload
 from metastore.ownership import Metastore, Ownership
 from metastore.placed_segments import PlacedSegment
 from metastore.quarantine import QuarantinedObject
+from metastore.run_requests import RunRequest
 from metastore.state_variables import StateVariable
 from metastore.tenants import Tenant
 
@@ -72,6 +73,7 @@ __all__ = [
     "PlacedSegment",
     "QuarantinedObject",
     "Run",
+    "RunRequest",
     "SegmentStatus",
     "StateKind",
     "StateVariable",
@@ -141,6 +143,8 @@ class Run(Base):
     epoch: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[UUID] = mapped_column(unique=True)
     parallelism: Mapped[int]
+    is_supervised: Mapped[bool] = mapped_column(server_default="false")
+    """Whether its driver does what is asked of it in `run_requests`."""
     query_id: Mapped[str | None]
     watermark_delays_ms: Mapped[list[int]] = mapped_column(server_default="{}")
     """Of `withWatermark`, by input; empty: no event time, or that of `watermark_job_id`."""

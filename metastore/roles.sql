@@ -32,7 +32,7 @@ GRANT SELECT ON
     cairn.v_history_by_day, cairn.v_jobs, cairn.v_keepers, cairn.v_lost_uploads,
     cairn.v_maintenance_decisions, cairn.v_maintenance_runs, cairn.v_space,
     cairn.v_materialization, cairn.v_metrics, cairn.v_native_comparison, cairn.v_pins,
-    cairn.v_space_amplification, cairn.v_unneeded_files
+    cairn.v_run_requests, cairn.v_space_amplification, cairn.v_unneeded_files
     TO cairn_writer, cairn_maintainer, cairn_reader;
 
 GRANT SELECT ON cairn.metastore TO cairn_writer, cairn_maintainer;
@@ -51,6 +51,10 @@ GRANT UPDATE (query_id, current_epoch, next_checkpoint_id, time_mode, num_retain
               materialized_by, materialize_interval_ms)
     ON cairn.jobs TO cairn_writer;
 GRANT UPDATE (query_id, started_at, seen_at, ended_at) ON cairn.runs TO cairn_writer;
+-- A driver does what others ask of its query.
+GRANT SELECT ON cairn.run_requests TO cairn_writer;
+GRANT UPDATE (status, instead_of, taken_at, ended_at, checkpoint_id, message)
+    ON cairn.run_requests TO cairn_writer;
 GRANT UPDATE (value_schema, dropped_at) ON cairn.state_variables TO cairn_writer;
 GRANT UPDATE (status, completed_at, confirmed_at, ended_at) ON cairn.checkpoints TO cairn_writer;
 GRANT UPDATE (expires_at, removed_at) ON cairn.pins TO cairn_writer;
@@ -95,6 +99,11 @@ GRANT INSERT ON cairn.damaged_segments TO cairn_maintainer;
 GRANT UPDATE (damage, seen_at, resolved_at) ON cairn.damaged_segments TO cairn_maintainer;
 GRANT UPDATE (attempts, last_error, done_at) ON cairn.deletions TO cairn_maintainer;
 GRANT SELECT, INSERT, DELETE ON cairn.quarantined_objects TO cairn_maintainer;
+GRANT SELECT, DELETE ON cairn.run_requests TO cairn_maintainer;
+-- Not who asks: the database says that.
+GRANT INSERT (request_id, job_id, kind, parallelism, savepoint) ON cairn.run_requests
+    TO cairn_maintainer;
+GRANT UPDATE (status, ended_at, message) ON cairn.run_requests TO cairn_maintainer;
 GRANT UPDATE (status, condemned_at, restored_at, released_at, deleted_at, last_error)
     ON cairn.quarantined_objects TO cairn_maintainer;
 -- That a sweep may look at what was there before this metastore had a root.

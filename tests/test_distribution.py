@@ -108,8 +108,8 @@ def test_a_metastore_is_migrated_and_read_by_the_installed_wheel(
     assert run(installed / "cairn", "jobs", "--json", *address, cwd=tmp_path).strip() == "[]"
 
 
-def test_users_import_the_job_and_the_errors() -> None:
-    assert cairn.__all__ == ["Job", "cause_of"]
+def test_users_import_the_job_what_runs_it_and_the_errors() -> None:
+    assert cairn.__all__ == ["Job", "RestartPolicy", "cause_of", "run"]
     assert set(errors.__all__) == {
         "BadInputError",
         "CairnError",

@@ -23,6 +23,7 @@ from cairn.cli import (
     maintenance_commands,
     materialize_command,
     metrics_command,
+    request_commands,
     savepoints,
     scrub_command,
     sweep_commands,
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     materialize_command.add_command(commands_, common)
     housekeeping_command.add_command(commands_, common)
     compact_command.add_command(commands_, common)
+    request_commands.add_commands(commands_, common)
     return parser
 
 

@@ -7,7 +7,8 @@ BEGIN
     IF (
         TG_TABLE_NAME IN (
             'checkpoints', 'history_days', 'maintenance_decisions', 'maintenance_runs',
-            'materialization_totals', 'ownerships', 'quarantined_objects', 'runs', 'state_variables'
+            'materialization_totals', 'ownerships', 'quarantined_objects', 'run_requests', 'runs',
+            'state_variables'
         )
         OR (TG_TABLE_NAME = 'physical_files' AND to_jsonb(OLD) ->> 'status' = 'DELETED')
     ) AND cairn.is_dropped(OLD.job_id) THEN
@@ -38,6 +39,10 @@ EXECUTE FUNCTION cairn.refuse_trim('sums of trimmed rows are deleted with their 
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.materialization_totals FOR EACH ROW
 EXECUTE FUNCTION cairn.refuse_trim('sums of materializations are deleted with their job only');
+
+CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.run_requests FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_trim('a request is deleted with its job only');
+
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.checkpoints FOR EACH ROW
 WHEN ((

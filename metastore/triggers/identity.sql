@@ -177,3 +177,15 @@ EXECUTE FUNCTION cairn.refuse_identity('dropped_at, once set,');
 CREATE OR REPLACE TRIGGER guard_removed BEFORE UPDATE ON cairn.pins FOR EACH ROW
 WHEN (OLD.removed_at IS NOT NULL AND NEW.removed_at IS DISTINCT FROM OLD.removed_at)
 EXECUTE FUNCTION cairn.refuse_identity('removed_at, once set,');
+
+CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.run_requests FOR EACH ROW
+WHEN (
+    (
+        OLD.request_id, OLD.job_id, OLD.kind, OLD.parallelism, OLD.savepoint, OLD.requested_by,
+        OLD.requested_at
+    ) IS DISTINCT FROM (
+        NEW.request_id, NEW.job_id, NEW.kind, NEW.parallelism, NEW.savepoint, NEW.requested_by,
+        NEW.requested_at
+    )
+)
+EXECUTE FUNCTION cairn.refuse_identity('all that was asked');

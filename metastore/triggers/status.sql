@@ -86,3 +86,20 @@ WHEN (
     )
 )
 EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_new_status BEFORE INSERT ON cairn.run_requests FOR EACH ROW
+WHEN (NEW.status <> 'OPEN')
+EXECUTE FUNCTION cairn.refuse_status();
+
+CREATE OR REPLACE TRIGGER guard_status BEFORE UPDATE ON cairn.run_requests FOR EACH ROW
+WHEN (
+    OLD.status <> NEW.status
+    AND (OLD.status, NEW.status) NOT IN (
+        ('OPEN', 'TAKEN'),
+        ('OPEN', 'WITHDRAWN'),
+        ('TAKEN', 'DONE'),
+        ('TAKEN', 'FAILED'),
+        ('TAKEN', 'WITHDRAWN')
+    )
+)
+EXECUTE FUNCTION cairn.refuse_status();

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import Range
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.upload_stats import UploadStats, upload_facts
 from cairn.layout import task_manager_directory, task_manager_file
-from metastore.enums import FileStatus, Scope, SegmentKind
+from metastore.enums import FileStatus, RequestKind, Scope, SegmentKind
 from metastore.models import (
     Base,
     Checkpoint,
@@ -30,6 +30,7 @@ from metastore.models import (
     Pin,
     PlacedSegment,
     Run,
+    RunRequest,
 )
 
 PATHS = {
@@ -333,6 +334,13 @@ class Rows:
                 job_id=self.job_id,
                 path=path or self.path(file_id),
                 maintenance_run_id=self.maintenance_run(),
+            )
+        )
+
+    def request(self) -> None:
+        self.execute(
+            insert(RunRequest).values(
+                request_id=uuid4(), job_id=self.job_id, kind=RequestKind.RESCALE, parallelism=3
             )
         )
 

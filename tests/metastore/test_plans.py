@@ -81,6 +81,7 @@ QUERIES: dict[str, tuple[str, Limit]] = {
     "v_materialization": (OF_JOB, Limit(LIVE + 5 * BASES, LIVE)),
     "v_metrics": ("", Limit(6 * LIVE, 6 * LIVE)),
     "v_pins": (f"{OF_JOB} AND removed_at IS NULL", Limit(10, 20)),
+    "v_run_requests": (f"{OF_JOB} ORDER BY requested_at DESC", Limit(10, 20)),
     "v_space": (OF_JOB, Limit(3 * FILES, 2 * FILES)),
     "v_space_amplification": (OF_JOB, Limit(2 * FILES, 2 * FILES)),
     "v_unneeded_files": (OF_JOB, Limit(2 * FILES, 2 * FILES)),

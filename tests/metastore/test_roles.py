@@ -47,6 +47,7 @@ TRIMMED = {
 }
 """Whose rows leave the metastore when nothing needs them any more."""
 DROPPED = {
+    "run_requests",
     "jobs",
     "runs",
     "state_variables",
@@ -86,10 +87,11 @@ def test_writer_reads_and_writes_what_a_job_does_and_deletes_nothing(
     rows: Rows, table: str
 ) -> None:
     ours = table in WRITTEN_BY_JOBS
+    answered = table == "run_requests"
     read_only = ("metastore", "damaged_segments")
-    assert may(rows, "cairn_writer", "SELECT", table) is (ours or table in read_only)
+    assert may(rows, "cairn_writer", "SELECT", table) is (ours or answered or table in read_only)
     assert may(rows, "cairn_writer", "INSERT", table) is ours
-    assert bool(updatable(rows, "cairn_writer", table)) is ours
+    assert bool(updatable(rows, "cairn_writer", table)) is (ours or answered)
     assert not may(rows, "cairn_writer", "DELETE, TRUNCATE, TRIGGER", table)
 
 
@@ -123,6 +125,7 @@ MAINTAINER_CHANGES = {
     "deletions": {"attempts", "last_error", "done_at"},
     "damaged_segments": {"damage", "seen_at", "resolved_at"},
     "ownerships": {"confirmed_at"},
+    "run_requests": {"status", "ended_at", "message"},
     "quarantined_objects": {
         "status",
         "condemned_at",
@@ -175,6 +178,7 @@ def test_every_role_reads_the_views(rows: Rows, role: str, view: str) -> None:
     rows.ack(1, 0, input_rows=1)
     rows.materialization()
     rows.decision(rows.maintenance_run())
+    rows.request()
     assert rows.execute(text(f"SELECT * FROM cairn.{view}"), role=role)  # noqa: S608
 
 

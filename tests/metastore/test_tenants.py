@@ -70,6 +70,10 @@ def jobs(tenants: Tenants, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             " SELECT maintenance_run_id, 'SKIPPED', 'a test', job_id FROM cairn.maintenance_runs"
             f" WHERE job_id = '{job.job_id}' LIMIT 1"
         )
+        tenants.sql(
+            "INSERT INTO cairn.run_requests (request_id, job_id, kind)"
+            f" VALUES (gen_random_uuid(), '{job.job_id}', 'stop')"
+        )
         sweeper = Catalog(tenants.login(tenant, "cairn_maintainer"))
         sweeper.run("setting aside", lambda c: c.execute(text(quarantine)))  # noqa: B023
     return made

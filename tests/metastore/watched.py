@@ -27,6 +27,7 @@ BOUNDED = {
     "ownerships",
     "pins",
     "damaged_segments",  # a scrub stops at 10,000 of a job
+    "run_requests",
     "runs",
     "state_variables",
     "tenants",

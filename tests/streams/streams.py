@@ -102,6 +102,20 @@ class WrongType(Remember):
         yield Row(key=key[0], n=1)
 
 
+class FailsWhile(Remember):
+    """Fails while a file is there."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        if self._flag.exists():
+            raise OSError("the sink is away")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
 def rows_of(file: int) -> list[tuple[str, int]]:
     """Returns the rows of an input file."""
     chance = random.Random(file)

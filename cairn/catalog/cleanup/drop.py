@@ -190,6 +190,7 @@ TABLES = (
     "state_variables",
     "materialization_totals",
     "history_days",
+    "run_requests",
     "runs",
     "jobs",
 )

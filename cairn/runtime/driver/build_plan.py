@@ -124,11 +124,37 @@ def _on_stream(
     warn_if_subtasks_float(session)
     # Before the run is registered: a storage that cannot work leaves no run behind.
     job.check_storage()
-    registration = Registration(
+    registration = _registration(job, inputs, operator, states, deleted)
+    registered, run = _register(job, registration, task_slots(session))
+    watch_run(run.ref, run.catalog, session)
+    # State is found again by these ids, in whatever order `init` declares its variables.
+    operator = _with_ids(operator, call, registered)
+    # A restart has in its state what the first run made of these rows.
+    if call.initial and not registered.has_state:
+        initial = with_key_hash(call.initial.df, call.initial.key_columns)
+        written = write_initial_rows(run, operator, route(initial, run))
+        run = dataclasses.replace(run, initial_rows=tuple(written))
+    rows = with_key_hash(inputs.df, operator.key_columns, heartbeat=job.settings.heartbeat_enabled)
+
+    def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return run_task(run, operator, batches)
+
+    return route(rows, run).mapInArrow(run_partition, operator.output_schema)
+
+
+def _registration(
+    job: JobSpec,
+    inputs: Inputs,
+    operator: OperatorSpec,
+    states: Sequence[StateDeclaration],
+    deleted: Collection[str],
+) -> Registration:
+    return Registration(
         run_id=uuid.uuid4(),
         job=job.name,
         storage=job.storage,
         parallelism=job.parallelism,
+        is_supervised=job.is_supervised,
         max_parallelism=job.settings.max_parallelism,
         num_retained=job.settings.num_retained,
         file_retention_ms=job.settings.file_retention_ms,
@@ -145,21 +171,6 @@ def _on_stream(
         watermark_job_id=inputs.watermark_job_id,
         time_mode=operator.time_mode.value,
     )
-    registered, run = _register(job, registration, task_slots(session))
-    watch_run(run.ref, run.catalog, session)
-    # State is found again by these ids, in whatever order `init` declares its variables.
-    operator = _with_ids(operator, call, registered)
-    # A restart has in its state what the first run made of these rows.
-    if call.initial and not registered.has_state:
-        initial = with_key_hash(call.initial.df, call.initial.key_columns)
-        written = write_initial_rows(run, operator, route(initial, run))
-        run = dataclasses.replace(run, initial_rows=tuple(written))
-    rows = with_key_hash(inputs.df, operator.key_columns, heartbeat=job.settings.heartbeat_enabled)
-
-    def run_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return run_task(run, operator, batches)
-
-    return route(rows, run).mapInArrow(run_partition, operator.output_schema)
 
 
 def _register(

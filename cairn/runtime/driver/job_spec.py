@@ -22,6 +22,8 @@ class JobSpec:
     parallelism: int
     settings: Settings
     restore_from: str | None = None
+    is_supervised: bool = False
+    """Whether `cairn.run` has the query built, and does what is asked of it while it runs."""
 
     def open_catalog(self) -> Catalog:
         """Returns the metastore; starts and migrates an embedded one.

@@ -123,6 +123,7 @@ CREATE TABLE cairn.runs (
     epoch BIGINT NOT NULL,
     run_id UUID NOT NULL,
     parallelism BIGINT NOT NULL,
+    is_supervised BOOLEAN DEFAULT false NOT NULL,
     query_id TEXT,
     watermark_delays_ms BIGINT[] DEFAULT '{}' NOT NULL,
     watermark_job_id TEXT,
@@ -165,6 +166,35 @@ CREATE TABLE cairn.state_variables (
 
 CREATE UNIQUE INDEX uq_state_variables__name ON cairn.state_variables (job_id, name)
     WHERE dropped_at IS NULL;
+
+CREATE TABLE cairn.run_requests (
+    request_id UUID NOT NULL,
+    job_id TEXT NOT NULL,
+    kind VARCHAR(16) NOT NULL,
+    parallelism BIGINT,
+    instead_of BIGINT,
+    savepoint TEXT,
+    requested_by TEXT DEFAULT SESSION_USER NOT NULL,
+    requested_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    status VARCHAR(16) DEFAULT 'OPEN' NOT NULL,
+    taken_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    checkpoint_id BIGINT,
+    message TEXT,
+    CONSTRAINT pk_run_requests PRIMARY KEY (request_id),
+    CONSTRAINT ck_run_requests__kind_known CHECK (kind IN ('rescale', 'stop')),
+    CONSTRAINT ck_run_requests__status_known
+        CHECK (status IN ('OPEN', 'TAKEN', 'DONE', 'FAILED', 'WITHDRAWN')),
+    CONSTRAINT ck_run_requests__rescale_has_parallelism CHECK (
+        (kind = 'rescale') = (parallelism IS NOT NULL) AND parallelism > 0 IS NOT FALSE
+    ),
+    CONSTRAINT fk_run_requests__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
+CREATE UNIQUE INDEX uq_run_requests__open ON cairn.run_requests (job_id)
+    WHERE status IN ('OPEN', 'TAKEN');
+
+CREATE INDEX ix_run_requests__job_id_requested_at ON cairn.run_requests (job_id, requested_at);
 
 CREATE TABLE cairn.checkpoints (
     job_id TEXT NOT NULL,
