@@ -16,7 +16,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up bench bench-merging bench-restore bench-metastore bench-maintenance picture test test-fast mutants fuzz soak lint lock clean
+.PHONY: help setup demo up bench bench-merging bench-restore bench-rescale bench-metastore bench-maintenance picture test test-fast mutants fuzz soak lint lock clean
 
 ##@ Use it
 help: ## List the targets
@@ -37,6 +37,9 @@ bench-merging: $(READY) ## Count files with merging off, within and across check
 
 bench-restore: $(READY) ## Measure restoring 1 GB of state, beside native Spark (BENCH_ARGS="--size-mb 100")
 	@$(BIN)/python -m benchmarks.restore $(BENCH_ARGS)
+
+bench-rescale: $(READY) ## Count what the subtasks of another parallelism read (BENCH_ARGS="--changes 4:16")
+	@$(BIN)/python -m benchmarks.rescale $(BENCH_ARGS)
 
 bench-metastore: $(READY) ## Load the metastore, with the code of an earlier commit beside it (BENCH_ARGS="--quick")
 	@$(BIN)/python -m benchmarks.metastore $(BENCH_ARGS)

@@ -96,9 +96,15 @@ def digest_of(key: bytes, value: bytes) -> int:
 
 
 def write_history(
-    name: str, shape: Shape, parallelism: int, directory: Path, metastore_url: str
+    name: str,
+    shape: Shape,
+    parallelism: int,
+    directory: Path,
+    metastore_url: str,
+    *,
+    job: str | None = None,
 ) -> History:
-    """Writes one of the two histories below a directory."""
+    """Writes one of the two histories below a directory, as a job of that or another name."""
     storage = directory / name / "storage"
     storage.mkdir(parents=True)
     settings = replace(
@@ -109,13 +115,14 @@ def write_history(
     )
     history = steps(shape)
     plan = (parallelism, storage.as_uri(), metastore_url, settings)
-    writer = HistoryWriter(name, shape, history, *plan)
+    name_of_job = job or name
+    writer = HistoryWriter(name_of_job, shape, history, *plan)
     is_due = False
     for step in history:
         attempt = writer.begin(step.number)
         if is_due:
             writer.materialize(attempt)
-            cleanup_job(writer.plan.catalog, name)
+            cleanup_job(writer.plan.catalog, name_of_job)
         writer.write(attempt, step)
         is_due = step.then_materialize and name == MATERIALIZED
     return writer.finish(len(history))

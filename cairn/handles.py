@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from cairn.keygroups import KeyGroupRange
+from cairn.segment_index import IndexRef, index_ref
 from metastore.enums import Scope, SegmentKind
 
 
@@ -34,7 +35,8 @@ class SegmentHandle:
     state of checkpoint `as_of_checkpoint` in its `key_groups`; it is part of checkpoint c iff
     `first_checkpoint <= c` and (`released_checkpoint` is None or `c < released_checkpoint`).
     `sequence_number` is its place among the changelog segments of a subtask in one checkpoint. One
-    of an exclusive kind is released at the checkpoint after its own from the start.
+    of an exclusive kind is released at the checkpoint after its own from the start. `index` is
+    where the key groups are in it, if it is large enough to have that.
     """
 
     segment_id: str
@@ -49,6 +51,7 @@ class SegmentHandle:
     as_of_checkpoint: int
     released_checkpoint: int | None = None
     sequence_number: int = 0
+    index: IndexRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class SegmentSpec:
     entries: int
     checkpoint_id: int
     sequence_number: int = 0
+    index: IndexRef | None = None
 
     @classmethod
     def of(
@@ -86,6 +90,7 @@ class SegmentSpec:
             entries=entries,
             checkpoint_id=checkpoint_id,
             sequence_number=sequence_number,
+            index=index_ref(data),
         )
 
     def at(self, path: str, offset: int = 0, *, segment_id: str | None = None) -> SegmentHandle:
@@ -104,4 +109,5 @@ class SegmentSpec:
             # Exclusive ones are of one checkpoint, so they need no transaction that releases them.
             released_checkpoint=self.checkpoint_id + 1 if self.kind.is_exclusive else None,
             sequence_number=self.sequence_number,
+            index=self.index,
         )

@@ -8,6 +8,7 @@ checkpoint, such as when its segments are released, is not in it.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from cairn.handles import SegmentHandle
 from cairn.keygroups import MAX_PARALLELISM, KeyGroupRange
 from cairn.layout import owns
 from cairn.names import is_job_name, is_name
+from cairn.segment_index import IndexRef
 from metastore.enums import Scope, SegmentKind, StateKind
 
 _MAGIC = "cairn-manifest"
@@ -76,6 +78,7 @@ class ManifestSegment:
     first_checkpoint: _Id
     as_of_checkpoint: _Id
     sequence_number: _Small
+    index: IndexRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,7 @@ class Manifest:
                         self.checkpoint_id + 1 if segment.kind.is_exclusive else None
                     ),
                     sequence_number=segment.sequence_number,
+                    index=segment.index,
                 ),
             )
             for segment in self.segments
@@ -180,6 +184,13 @@ def decode(data: bytes, *, file: str) -> Manifest:
     return manifest
 
 
+def _is_inside(index: IndexRef | None, size_bytes: int) -> bool:
+    return index is None or (
+        0 < index.size_bytes < min(size_bytes, 2**31)
+        and re.fullmatch("[0-9a-f]{64}", index.sha256) is not None
+    )
+
+
 def _check_whole(manifest: Manifest, file: str) -> None:
     """Refuses a manifest that does not fit together, or whose files are not its job's own."""
 
@@ -214,6 +225,7 @@ def _check_whole(manifest: Manifest, file: str) -> None:
             or not segment.as_of_checkpoint <= manifest.checkpoint_id
             or (segment.kind.is_exclusive and segment.first_checkpoint != manifest.checkpoint_id)
             or not segment.key_groups.end <= manifest.max_parallelism
+            or not _is_inside(segment.index, segment.size_bytes)
         ):
             raise refuse(
                 f"segment {segment.segment_id} of the manifest is no part of its checkpoint"

@@ -74,6 +74,10 @@ class GroupCommit(Base):
             " AND (segment_kinds IS NULL OR cardinality(segment_kinds) = cardinality(segment_ids))"
             " AND (sequence_numbers IS NULL"
             " OR cardinality(sequence_numbers) = cardinality(segment_ids))"
+            " AND (index_sizes_bytes IS NULL"
+            " OR cardinality(index_sizes_bytes) = cardinality(segment_ids))"
+            " AND octet_length(coalesce(index_sha256s, ''))"
+            " = 32 * coalesce(cardinality(index_sizes_bytes), 0)"
             " AND (file_id IS NULL) = (cardinality(segment_ids) = 0)",
             name="segments_aligned",
         ),
@@ -119,6 +123,10 @@ class GroupCommit(Base):
     sizes_bytes: Mapped[list[int]] = mapped_column(ARRAY(BigInteger), server_default="{}")
     sha256s: Mapped[bytes] = mapped_column(server_default="")
     """32 bytes of each."""
+    index_sizes_bytes: Mapped[list[int] | None] = mapped_column(ARRAY(Integer))
+    """Of their indexes by key group, 0: has none; null: none has one."""
+    index_sha256s: Mapped[bytes | None]
+    """32 bytes of each, zeros where there is no index; null: none has one."""
     entries: Mapped[list[int]] = mapped_column(ARRAY(Integer), server_default="{}")
     key_groups: Mapped[list[Range[int]]] = mapped_column(INT4MULTIRANGE)
     """Of all its changelog, set by a trigger: bases that cover them release it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, SmallInteger, func, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, SmallInteger, func, text
 from sqlalchemy.dialects.postgresql import Range
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -62,6 +62,11 @@ class PlacedSegment(Base):
         one_of("kind", SegmentKind),
         CheckConstraint("offset_bytes >= 0 AND size_bytes > 0", name="range_sane"),
         CheckConstraint(
+            "(index_size_bytes IS NULL) = (index_sha256 IS NULL)"
+            " AND index_size_bytes > 0 AND index_size_bytes < size_bytes",
+            name="index_inside",
+        ),
+        CheckConstraint(
             "released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint",
             name="released_after_first",
         ),
@@ -80,6 +85,9 @@ class PlacedSegment(Base):
     offset_bytes: Mapped[int]
     size_bytes: Mapped[int]
     sha256: Mapped[str]
+    index_size_bytes: Mapped[int | None] = mapped_column(Integer)
+    """Of its index by key group, which is its last part; null: it has none."""
+    index_sha256: Mapped[str | None]
     entries: Mapped[int]
     first_checkpoint: Mapped[int]
     as_of_checkpoint: Mapped[int]

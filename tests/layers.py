@@ -12,6 +12,7 @@ VALUES = {
     "cairn.names",
     "cairn.owner",
     "cairn.printable",
+    "cairn.segment_index",
     "cairn.settings",
     "cairn.units",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from cairn.errors import RefusedError
 from cairn.handles import SegmentSpec
 from cairn.keygroups import KeyGroupRange
+from cairn.segment_index import index_ref
 from cairn.segments.format import (
     BINARY_LIMIT_BYTES,
     CHUNK_BYTES,
@@ -25,6 +27,7 @@ from cairn.segments.format import (
     schema_of,
     unpacked_bytes,
 )
+from cairn.segments.indexed import MOST_BLOCKS, group_of, index_of
 from cairn.segments.ipc import has_readable_size, write_file
 from cairn.segments.scratch import Scratch
 from cairn.state.view import PUT, Changes
@@ -33,6 +36,7 @@ from metastore.enums import SegmentKind
 IN_MEMORY_BYTES = 2 * CHUNK_BYTES
 """Entries of a base beyond these are not kept in memory."""
 _PIECE_BYTES = 8 << 20
+_BLOCK_BYTES = CHUNK_BYTES // MOST_BLOCKS  # as in other segments of that size
 _BATCH_BYTES = 16 << 20  # less than others write: whoever reads it needs less memory
 
 
@@ -56,6 +60,7 @@ class BaseWriter:
         self._values: list[bytes] = []
         self._waiting_bytes = self._entries = 0
         self._batches: list[pa.RecordBatch] = []
+        self._blocks: list[tuple[int, int, int]] = []
         self._spooled: _Spooled | None = None
 
     def add(self, keys: list[bytes], values: list[bytes]) -> None:
@@ -71,6 +76,9 @@ class BaseWriter:
                 "other entry lies between them. Let the stream materialize this job: set "
                 "cairn.changelog.periodic-materialize.by to stream"
             )
+        # A block ends with a key group, so that others of these can be read without it.
+        if self._waiting_bytes >= _BLOCK_BYTES and keys and keys[0][:2] != self._keys[-1][:2]:
+            self._flush(len(self._keys))
         self._keys += keys
         self._values += values
         self._waiting_bytes += size_bytes
@@ -86,6 +94,7 @@ class BaseWriter:
             return
         keys, values = self._keys[:rows], self._values[:rows]
         batch = record_batch(self._schema, bytes([PUT]) * rows, keys, values)
+        self._blocks.append((group_of(keys[0]), group_of(keys[-1]), rows))
         self._keys, self._values = self._keys[rows:], self._values[rows:]
         self._waiting_bytes = sum(map(len, self._keys)) + sum(map(len, self._values))
         if self._spooled is not None:
@@ -120,6 +129,7 @@ class BaseWriter:
             key_groups=key_groups,
             entries=self._entries,
             checkpoint_id=as_of_checkpoint,
+            index=index_ref(data),
         )
         return FoldedBase(spec, pieces)
 
@@ -127,7 +137,11 @@ class BaseWriter:
         size_bytes = unpacked_bytes(self.size_bytes, self._entries)
         if self._spooled is None:
             return write_file(
-                self._schema, lambda: self._batches, unpacked_bytes=size_bytes, use_threads=False
+                self._schema,
+                lambda: self._batches,
+                unpacked_bytes=size_bytes,
+                use_threads=False,
+                ending=self._index,
             )
         data = self._spooled.finish()
         if not has_readable_size(data, size_bytes):
@@ -136,9 +150,13 @@ class BaseWriter:
                 again.write(batch)
             self._spooled.close()
             self._spooled, data = again, again.finish()
+        data = self._spooled.append(self._index(data))
         # The mapping stays.
         self._spooled.close()
         return data
+
+    def _index(self, file: memoryview | mmap.mmap) -> bytes:
+        return index_of(file, self._blocks, has_long_offsets=False)
 
 
 class _Spooled:
@@ -154,6 +172,11 @@ class _Spooled:
 
     def finish(self) -> mmap.mmap:
         self._writer.close()
+        return self.append(b"")
+
+    def append(self, data: bytes) -> mmap.mmap:
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(data)
         self._file.flush()
         return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
 

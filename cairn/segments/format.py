@@ -1,5 +1,8 @@
 """The bytes of a segment: an Arrow IPC file of state changes, compressed with zstd or LZ4.
 
+A larger one has its rows in record batches by key group, and after the file an index of them, see
+`cairn.segment_index`.
+
 Columns: `key_group` and `state` (uint16), `op` (uint8: PUT, DELETE or DELETE_PREFIX of
 `cairn.state.view`), `key` (binary: the whole entry key, or the prefix) and `value` (binary, null
 unless PUT). Rows are in the order to apply them in, which is by key group. The file's metadata
@@ -12,7 +15,8 @@ import bisect
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 from mmap import mmap
 from typing import Any
 
@@ -21,6 +25,8 @@ import pyarrow as pa
 
 from cairn.errors import CorruptSegmentError
 from cairn.keygroups import KeyGroupRange
+from cairn.segment_index import index_bytes
+from cairn.segments.indexed import INDEXED_FROM_BYTES, cuts_of, ending
 from cairn.segments.ipc import decoding, open_file, write_file
 from cairn.state.entries import PREFIX_HEAD_BYTES, STATE_HEAD_BYTES, split
 from cairn.state.view import DELETE_PREFIX, PUT, Changes
@@ -74,9 +80,12 @@ def encode(changes: Changes, *, metadata: Mapping[str, str], use_threads: bool =
     # 32-bit offsets unless one value alone may pass them: a batch ends with the row that fills it.
     fits = BYTES_PER_BATCH + longest_bytes <= BINARY_LIMIT_BYTES
     schema = schema_of(metadata, pa.binary() if fits else pa.large_binary())
+    is_indexed = total_bytes >= INDEXED_FROM_BYTES
+    cuts = cuts_of(keys, total_bytes) if is_indexed else []
+    places = list(_record_batches(keys, values, total_bytes, cuts))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for rows in _record_batches(keys, values, total_bytes):
+        for rows in places:
             yield record_batch(schema, ops[rows], keys[rows], values[rows])
 
     return write_file(
@@ -85,6 +94,9 @@ def encode(changes: Changes, *, metadata: Mapping[str, str], use_threads: bool =
         unpacked_bytes=unpacked_bytes(total_bytes, len(keys)),
         codec="lz4" if is_small else "zstd",
         use_threads=use_threads and not is_small,
+        ending=partial(ending, keys=keys, places=places, has_long_offsets=not fits)
+        if is_indexed
+        else None,
     )
 
 
@@ -138,15 +150,14 @@ def record_batches(
     """
     with decoding("the segment"):
         # To hand a small one to other threads takes longer than to decompress it.
-        reader = open_file(data, use_threads=use_threads and len(data) > SMALL_BYTES)
+        file = memoryview(data)[: len(data) - index_bytes(data)]
+        reader = open_file(file, use_threads=use_threads and len(data) > SMALL_BYTES)
         _check_schema(reader.schema)
         rows = 0
         for index in range(reader.num_record_batches):
             batch = reader.get_batch(index)
             rows += batch.num_rows
-            # Full: offsets that lie would be read outside of the buffers.
-            batch.validate(full=True)
-            _check_rows(batch)
+            check_rows(batch)
             if key_groups is not None:
                 batch = rows_of(batch, key_groups)
             if batch.num_rows:
@@ -161,17 +172,23 @@ def changes_of(batch: pa.RecordBatch) -> Changes:
 
 
 def _record_batches(
-    keys: Sequence[bytes], values: Sequence[bytes | None], total_bytes: int
+    keys: Sequence[bytes],
+    values: Sequence[bytes | None],
+    total_bytes: int,
+    cuts: Sequence[int],
 ) -> Iterator[slice]:
+    """Yields the rows of each record batch; one ends at each of the `cuts`, which are places."""
     # Nearly all segments: no look at each row.
     if total_bytes <= BYTES_PER_BATCH:
-        for first in range(0, len(keys), ROWS_PER_BATCH):
-            yield slice(first, first + ROWS_PER_BATCH)
+        for start, end in pairwise([0, *cuts, len(keys)]):
+            for first in range(start, end, ROWS_PER_BATCH):
+                yield slice(first, min(first + ROWS_PER_BATCH, end))
         return
     first = size_bytes = 0
+    ends = {*cuts, len(keys)}
     for end, (key, value) in enumerate(zip(keys, values, strict=True), start=1):
         size_bytes += len(key) + len(value or b"")
-        if end - first == ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH or end == len(keys):
+        if end - first == ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH or end in ends:
             yield slice(first, end)
             first, size_bytes = end, 0
 
@@ -221,8 +238,14 @@ def _check_schema(schema: pa.Schema) -> None:
     raise CorruptSegmentError(f"the segment has other columns than it should: {schema.names}")
 
 
-def _check_rows(batch: pa.RecordBatch) -> None:
-    """Refuses what nobody can apply: found here, where nothing is done for each row in Python."""
+def check_rows(batch: pa.RecordBatch) -> None:
+    """Refuses what nobody can apply: found here, where nothing is done for each row in Python.
+
+    Raises:
+        CorruptSegmentError, pyarrow.ArrowInvalid: the batch has rows that are no changes.
+    """
+    # Full: offsets that lie would be read outside of the buffers.
+    batch.validate(full=True)
     if not batch.num_rows:
         return
     keys, values = batch.column("key"), batch.column("value")

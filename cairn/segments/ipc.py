@@ -39,27 +39,38 @@ def write_file(
     unpacked_bytes: int,
     codec: str = "zstd",
     use_threads: bool = True,
+    ending: Callable[[memoryview], bytes] | None = None,
 ) -> bytes:
-    """Returns record batches as an IPC file; `unpacked_bytes` is about what they have."""
+    """Returns record batches as an IPC file, and after it what `ending` makes of the file.
+
+    `unpacked_bytes` is about what the batches have.
+    """
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=use_threads)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
         for batch in batches():
             writer.write(batch)
-    data: bytes = sink.getvalue().to_pybytes()
+    data = memoryview(sink.getvalue())
     if codec != "lz4" and not has_readable_size(data, unpacked_bytes):
         return write_file(
-            schema, batches, unpacked_bytes=unpacked_bytes, codec="lz4", use_threads=use_threads
+            schema,
+            batches,
+            unpacked_bytes=unpacked_bytes,
+            codec="lz4",
+            use_threads=use_threads,
+            ending=ending,
         )
-    return data
+    return b"".join([data, ending(data)]) if ending else bytes(data)
 
 
-def has_readable_size(data: bytes | mmap, unpacked_bytes: int) -> bool:
+def has_readable_size(data: bytes | memoryview | mmap, unpacked_bytes: int) -> bool:
     """Tells whether a file unpacks to no more than a reader takes; with LZ4 it does."""
     return unpacked_bytes <= _UNPACKED_PER_BYTE_WRITTEN * len(data)
 
 
-def open_file(data: bytes | mmap, *, use_threads: bool = True) -> pa.ipc.RecordBatchFileReader:
+def open_file(
+    data: bytes | memoryview, *, use_threads: bool = True
+) -> pa.ipc.RecordBatchFileReader:
     """Returns a reader of an IPC file that unpacks to no more than `UNPACKED_PER_BYTE` allows.
 
     Raises:
@@ -70,10 +81,7 @@ def open_file(data: bytes | mmap, *, use_threads: bool = True) -> pa.ipc.RecordB
         unpacked_bytes = sum(_unpacked(data, limit_bytes))
     except (struct.error, IndexError) as error:
         raise pa.ArrowInvalid(f"it is no Arrow file: {error}") from error
-    if unpacked_bytes > limit_bytes:
-        raise pa.ArrowInvalid(
-            f"its {len(data)} bytes claim to unpack to {unpacked_bytes}, more than any segment does"
-        )
+    _check_claim(len(data), unpacked_bytes, limit_bytes)
     options = pa.ipc.IpcReadOptions(use_threads=use_threads)
     return pa.ipc.open_file(pa.BufferReader(data), options=options)
 
@@ -87,8 +95,53 @@ def decoding(what: str) -> Iterator[None]:
         raise CorruptSegmentError(f"{what} cannot be decoded: {error}") from error
 
 
-def _unpacked(data: bytes | mmap, limit_bytes: int) -> Iterator[int]:
-    """Yields what each record batch claims to unpack to, by the footer and the batches' heads.
+def places_of(data: bytes | memoryview | mmap) -> Iterator[tuple[int, int]]:
+    """Yields the place and the size of each record batch of an IPC file, by its footer."""
+    for offset, head_bytes, body_bytes in _blocks(data):
+        yield offset, head_bytes + body_bytes
+
+
+def open_batches(
+    data: bytes, schema: pa.Schema, *, count: int, limit_bytes: int, use_threads: bool = True
+) -> pa.ipc.RecordBatchStreamReader:
+    """Returns a reader of `count` record batches cut out of a file that has this schema.
+
+    Raises:
+        pyarrow.ArrowInvalid: they claim to unpack to more than `limit_bytes`, or are not as many.
+    """
+    place = unpacked_bytes = found = 0
+    try:
+        while place < len(data):
+            head_bytes = 8 + _int32(data, place + 4)[0]
+            if head_bytes <= 8:
+                raise pa.ArrowInvalid("a record batch has no head")
+            unpacked_bytes += _unpacked_batch(data, place, head_bytes, limit_bytes)
+            place += head_bytes + _body_bytes(data, place)
+            found += 1
+    except (struct.error, IndexError) as error:
+        raise pa.ArrowInvalid(f"it has no record batches: {error}") from error
+    if (found, place) != (count, len(data)):
+        raise pa.ArrowInvalid(f"it has {found} record batches in {place} bytes, not {count}")
+    _check_claim(len(data), unpacked_bytes, limit_bytes)
+    stream = pa.BufferReader(b"".join([memoryview(schema.serialize()), data]))
+    return pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(use_threads=use_threads))
+
+
+def _check_claim(size_bytes: int, unpacked_bytes: int, limit_bytes: int) -> None:
+    if unpacked_bytes > limit_bytes:
+        raise pa.ArrowInvalid(
+            f"its {size_bytes} bytes claim to unpack to {unpacked_bytes}, more than any segment's"
+        )
+
+
+def _unpacked(data: bytes | memoryview, limit_bytes: int) -> Iterator[int]:
+    """Yields what each record batch claims to unpack to, by the footer and the batches' heads."""
+    for offset, head_bytes, _ in _blocks(data):
+        yield _unpacked_batch(data, offset, head_bytes, limit_bytes)
+
+
+def _blocks(data: bytes | memoryview | mmap) -> Iterator[tuple[int, int, int]]:
+    """Yields the place of each record batch, and the sizes of its head and its body.
 
     Their form is that of flatbuffers, https://arrow.apache.org/docs/format/Columnar.html.
     """
@@ -101,11 +154,22 @@ def _unpacked(data: bytes | mmap, limit_bytes: int) -> Iterator[int]:
         raise pa.ArrowInvalid("it has dictionaries, which no segment has")
     first, count = _vector(data, footer, 3, 24)
     for place in range(first, first + 24 * count, 24):
-        offset, head_bytes, _ = _block.unpack_from(data, place)
-        yield _unpacked_batch(data, offset, head_bytes, limit_bytes)
+        yield _block.unpack_from(data, place)
 
 
-def _unpacked_batch(data: bytes | mmap, offset: int, head_bytes: int, limit_bytes: int) -> int:
+def _body_bytes(data: bytes, place: int) -> int:
+    """Returns how many bytes follow the head of a message, by that head."""
+    message = _root(data, place + 8)
+    field = _field(data, message, 3)
+    body_bytes = _int64(data, field)[0] if field else 0
+    if body_bytes < 0:
+        raise pa.ArrowInvalid("a record batch has a size below 0")
+    return int(body_bytes)
+
+
+def _unpacked_batch(
+    data: bytes | memoryview, offset: int, head_bytes: int, limit_bytes: int
+) -> int:
     if not 0 <= offset <= offset + head_bytes <= len(data):
         raise pa.ArrowInvalid("a record batch lies outside of it")
     message = _root(data, offset + 8)  # after a mark and the length
@@ -134,13 +198,13 @@ def _unpacked_batch(data: bytes | mmap, offset: int, head_bytes: int, limit_byte
     return unpacked_bytes
 
 
-def _root(data: bytes | mmap, start: int) -> int:
+def _root(data: bytes | memoryview | mmap, start: int) -> int:
     if start < 0:
         raise pa.ArrowInvalid("it is no Arrow file")
     return int(start + _uint32(data, start)[0])
 
 
-def _field(data: bytes | mmap, table: int, number: int) -> int:
+def _field(data: bytes | memoryview | mmap, table: int, number: int) -> int:
     """Returns where a table's field is; 0 if it has none."""
     vtable = table - _int32(data, table)[0]
     if vtable < 0:
@@ -152,7 +216,9 @@ def _field(data: bytes | mmap, table: int, number: int) -> int:
     return int(table + offset) if offset else 0
 
 
-def _vector(data: bytes | mmap, table: int, number: int, item_bytes: int) -> tuple[int, int]:
+def _vector(
+    data: bytes | memoryview | mmap, table: int, number: int, item_bytes: int
+) -> tuple[int, int]:
     """Returns where the items of a table's field start, and their number."""
     field = _field(data, table, number)
     if not field:

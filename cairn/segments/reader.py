@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cairn.errors import CorruptSegmentError
 from cairn.segments.format import changes_of, record_batches
+from cairn.segments.partial import Part, batches_of_part, is_partial, read_part
 from cairn.state.view import Changes
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from cairn.handles import SegmentHandle
     from cairn.keygroups import KeyGroupRange
-    from cairn.storage.store import ObjectStore
+    from cairn.storage.store import Readable
 
 READ_AHEAD = 8
 """Segments that are read at once, while they are small; fewer than the connections of a client."""
@@ -26,7 +27,7 @@ READ_AHEAD_BYTES = 128 << 20
 
 
 def read_segment(
-    store: ObjectStore,
+    store: Readable,
     handle: SegmentHandle,
     *,
     job: str,
@@ -34,19 +35,20 @@ def read_segment(
 ) -> Iterator[Changes]:
     """Returns an iterator of a segment's changes; only those of `key_groups` if given.
 
-    Reads the segment's byte range with one request and checks it before it returns.
+    Reads the segment's byte range with one request, or with two those of its blocks that have the
+    key groups, and checks what it reads before it returns.
 
     Raises:
         CorruptSegmentError: the bytes are not those that were recorded, or cannot be decoded; the
             latter may be raised while iterating.
         StorageError: the object is missing or cannot be read.
     """
-    data = read_bytes(store, handle, job=job)
+    data = _read(store, handle, key_groups, job=job)
     return map(changes_of, _decode(data, handle, job, key_groups, use_threads=True))
 
 
 def read_segments(
-    store: ObjectStore,
+    store: Readable,
     handles: Sequence[SegmentHandle],
     *,
     job: str,
@@ -82,7 +84,7 @@ def read_segments(
 
 def _batches(
     readers: ThreadPoolExecutor,
-    store: ObjectStore,
+    store: Readable,
     handles: Sequence[SegmentHandle],
     job: str,
     key_groups: KeyGroupRange | None,
@@ -92,16 +94,16 @@ def _batches(
 ) -> Iterator[tuple[SegmentHandle, pa.RecordBatch | None]]:
     """Yields None for a segment without changes."""
     waiting = deque(handles)
-    ahead: deque[tuple[SegmentHandle, Future[bytes]]] = deque()
+    ahead: deque[tuple[SegmentHandle, Future[bytes | Part]]] = deque()
     waiting_bytes = 0
     while waiting or ahead:
         while waiting and len(ahead) < READ_AHEAD:
             # One at least, however large it is.
-            if ahead and waiting_bytes + waiting[0].size_bytes > ahead_bytes:
+            if ahead and waiting_bytes + expected_bytes(waiting[0], key_groups) > ahead_bytes:
                 break
-            waiting_bytes += waiting[0].size_bytes
-            ahead.append((waiting[0], readers.submit(read_bytes, store, waiting[0], job=job)))
-            waiting.popleft()
+            handle = waiting.popleft()
+            waiting_bytes += expected_bytes(handle, key_groups)
+            ahead.append((handle, readers.submit(_read, store, handle, key_groups, job=job)))
         handle, reading = ahead.popleft()
         batch = None
         for batch in _decode(reading.result(), handle, job, key_groups, use_threads=use_threads):
@@ -109,10 +111,29 @@ def _batches(
         # A base without entries still clears its key groups.
         if batch is None:
             yield handle, None
-        waiting_bytes -= handle.size_bytes
+        waiting_bytes -= expected_bytes(handle, key_groups)
 
 
-def read_bytes(store: ObjectStore, handle: SegmentHandle, *, job: str) -> bytes:
+def expected_bytes(handle: SegmentHandle, key_groups: KeyGroupRange | None) -> int:
+    """Returns about how many bytes are read of a segment for some key groups: all where None."""
+    if key_groups is None or not is_partial(handle, key_groups):
+        return handle.size_bytes
+    share = len(handle.key_groups.intersect(key_groups)) / len(handle.key_groups)
+    return round(handle.size_bytes * share)
+
+
+def _read(
+    store: Readable, handle: SegmentHandle, key_groups: KeyGroupRange | None, *, job: str
+) -> bytes | Part:
+    if key_groups is None or not is_partial(handle, key_groups):
+        return read_bytes(store, handle, job=job)
+    try:
+        return read_part(store, handle, key_groups)
+    except CorruptSegmentError as error:
+        raise corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error
+
+
+def read_bytes(store: Readable, handle: SegmentHandle, *, job: str) -> bytes:
     """Returns a segment's bytes, read with one request and checked.
 
     Raises:
@@ -141,7 +162,7 @@ def check_bytes(handle: SegmentHandle, size_bytes: int, sha256: str, *, job: str
 
 
 def _decode(
-    data: bytes,
+    data: bytes | Part,
     handle: SegmentHandle,
     job: str,
     key_groups: KeyGroupRange | None,
@@ -149,6 +170,11 @@ def _decode(
     use_threads: bool,
 ) -> Iterator[pa.RecordBatch]:
     try:
+        if isinstance(data, Part):
+            yield from batches_of_part(
+                data, key_groups or handle.key_groups, use_threads=use_threads
+            )
+            return
         yield from record_batches(data, key_groups, use_threads=use_threads, entries=handle.entries)
     except CorruptSegmentError as error:
         raise corrupt(job, handle, f"segment {handle.segment_id}: {error.message}") from error

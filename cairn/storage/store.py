@@ -36,7 +36,19 @@ class StoredObject:
     modified_at: datetime
 
 
-class ObjectStore(Protocol):
+class Readable(Protocol):
+    """What readers need of a store."""
+
+    def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+        """Returns exactly `size_bytes` bytes from `offset` on, or all up to the end.
+
+        Raises:
+            StorageError: the object is missing or ends before the range does.
+        """
+        ...
+
+
+class ObjectStore(Readable, Protocol):
     """Bytes by path below one URL. Objects are written once, read, deleted; some stores append.
 
     A path is `/`-separated, relative to the URL, without empty, `.` and `..` parts; a path of
@@ -83,14 +95,6 @@ class ObjectStore(Protocol):
             RefusedError: an object of that path exists; it is left as it was.
             StorageError: a source is missing or ends before its range does, or it took too long.
             CorruptSegmentError: bytes that passed through are not those of the checksum.
-        """
-        ...
-
-    def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
-        """Returns exactly `size_bytes` bytes from `offset` on, or all up to the end.
-
-        Raises:
-            StorageError: the object is missing or ends before the range does.
         """
         ...
 

@@ -101,7 +101,8 @@ BEGIN
         commit_id, job_id, checkpoint_id, file_id, tm_id, parallelism, max_parallelism, subtasks,
         attempt_ids, task_attempts, input_rows, late_rows, max_event_ms, restore_ms, segment_ids,
         segment_subtasks, segment_kinds, sequence_numbers, offsets_bytes, sizes_bytes, sha256s,
-        entries, uploaded_files, uploaded_segments, uploaded_bytes, requests, retries, hedges,
+        index_sizes_bytes, index_sha256s, entries, uploaded_files, uploaded_segments,
+        uploaded_bytes, requests, retries, hedges,
         hedge_wins, failed_attempts, winning_attempt, failed_uploads, queue_size, wait_ms,
         upload_ms, longest_request_ms, pool_wait_ms
     )
@@ -109,7 +110,8 @@ BEGIN
         n.commit_id, job, checkpoint, n.file_id, n.tm_id, own.parallelism, of_job.max_parallelism,
         n.subtasks, n.attempt_ids, n.task_attempts, n.input_rows, n.late_rows, n.max_event_ms,
         n.restore_ms, n.segment_ids, n.segment_subtasks, n.segment_kinds, n.sequence_numbers,
-        n.offsets_bytes, n.sizes_bytes, n.sha256s, n.entries, n.uploaded_files,
+        n.offsets_bytes, n.sizes_bytes, n.sha256s, n.index_sizes_bytes, n.index_sha256s,
+        n.entries, n.uploaded_files,
         n.uploaded_segments, n.uploaded_bytes, n.requests, n.retries, n.hedges, n.hedge_wins,
         n.failed_attempts, n.winning_attempt, n.failed_uploads, n.queue_size, n.wait_ms,
         n.upload_ms, n.longest_request_ms, n.pool_wait_ms

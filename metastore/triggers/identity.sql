@@ -101,16 +101,16 @@ EXECUTE FUNCTION cairn.refuse_identity('job_id, path, scope, subtask, parallelis
 CREATE OR REPLACE TRIGGER guard_identity BEFORE UPDATE ON cairn.placed_segments FOR EACH ROW
 WHEN (
     (OLD.segment_id, OLD.job_id, OLD.file_id, OLD.kind, OLD.subtask, OLD.key_groups,
-     OLD.offset_bytes, OLD.size_bytes, OLD.sha256, OLD.entries, OLD.first_checkpoint,
-     OLD.as_of_checkpoint, OLD.sequence_number)
+     OLD.offset_bytes, OLD.size_bytes, OLD.sha256, OLD.index_size_bytes, OLD.index_sha256, OLD.entries,
+     OLD.first_checkpoint, OLD.as_of_checkpoint, OLD.sequence_number)
     IS DISTINCT FROM
     (NEW.segment_id, NEW.job_id, NEW.file_id, NEW.kind, NEW.subtask, NEW.key_groups,
-     NEW.offset_bytes, NEW.size_bytes, NEW.sha256, NEW.entries, NEW.first_checkpoint,
-     NEW.as_of_checkpoint, NEW.sequence_number)
+     NEW.offset_bytes, NEW.size_bytes, NEW.sha256, NEW.index_size_bytes, NEW.index_sha256, NEW.entries,
+     NEW.first_checkpoint, NEW.as_of_checkpoint, NEW.sequence_number)
 )
 EXECUTE FUNCTION cairn.refuse_identity(
     'segment_id, job_id, file_id, kind, subtask, key_groups, offset_bytes, size_bytes, sha256, '
-    'entries, first_checkpoint, as_of_checkpoint, sequence_number'
+    'index_size_bytes, index_sha256, entries, first_checkpoint, as_of_checkpoint, sequence_number'
 );
 
 -- Of a group commit only the status changes, and which of its subtasks were replaced.
@@ -120,7 +120,7 @@ WHEN (
      OLD.max_parallelism, OLD.subtasks, OLD.attempt_ids, OLD.task_attempts, OLD.input_rows,
      OLD.late_rows, OLD.max_event_ms, OLD.restore_ms, OLD.segment_ids, OLD.segment_subtasks,
      OLD.segment_kinds, OLD.sequence_numbers, OLD.offsets_bytes, OLD.sizes_bytes, OLD.sha256s,
-     OLD.entries, OLD.key_groups, OLD.uploaded_files, OLD.uploaded_segments, OLD.uploaded_bytes,
+     OLD.index_sizes_bytes, OLD.index_sha256s, OLD.entries, OLD.key_groups, OLD.uploaded_files, OLD.uploaded_segments, OLD.uploaded_bytes,
      OLD.requests, OLD.retries, OLD.hedges, OLD.hedge_wins, OLD.failed_attempts,
      OLD.winning_attempt, OLD.failed_uploads, OLD.queue_size, OLD.wait_ms, OLD.upload_ms,
      OLD.longest_request_ms, OLD.pool_wait_ms, OLD.acked_at)
@@ -129,7 +129,7 @@ WHEN (
      NEW.max_parallelism, NEW.subtasks, NEW.attempt_ids, NEW.task_attempts, NEW.input_rows,
      NEW.late_rows, NEW.max_event_ms, NEW.restore_ms, NEW.segment_ids, NEW.segment_subtasks,
      NEW.segment_kinds, NEW.sequence_numbers, NEW.offsets_bytes, NEW.sizes_bytes, NEW.sha256s,
-     NEW.entries, NEW.key_groups, NEW.uploaded_files, NEW.uploaded_segments, NEW.uploaded_bytes,
+     NEW.index_sizes_bytes, NEW.index_sha256s, NEW.entries, NEW.key_groups, NEW.uploaded_files, NEW.uploaded_segments, NEW.uploaded_bytes,
      NEW.requests, NEW.retries, NEW.hedges, NEW.hedge_wins, NEW.failed_attempts,
      NEW.winning_attempt, NEW.failed_uploads, NEW.queue_size, NEW.wait_ms, NEW.upload_ms,
      NEW.longest_request_ms, NEW.pool_wait_ms, NEW.acked_at)

@@ -12,6 +12,7 @@ from cairn.catalog.job.files import WrittenFile
 from cairn.catalog.job.upload_stats import MOST, UploadStats, upload_facts
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange, range_of
+from cairn.segment_index import IndexRef
 from metastore.enums import Scope, SegmentKind
 
 T = TypeVar("T")
@@ -102,7 +103,20 @@ def _segment_columns(segments: Sequence[tuple[int, SegmentHandle]]) -> dict[str,
         "offsets_bytes": array(handle.offset for handle in handles),
         "sizes_bytes": array(handle.size_bytes for handle in handles),
         "sha256s": "\\x" + "".join([handle.sha256 for handle in handles]),
+        **_index_columns(handles),
         "entries": array(handle.entries for handle in handles),
+    }
+
+
+def _index_columns(handles: Sequence[SegmentHandle]) -> dict[str, Any]:
+    """Returns where the indexes of large segments are; nothing where all are small."""
+    indexes = [handle.index for handle in handles]
+    if not any(indexes):
+        return {"index_sizes_bytes": None, "index_sha256s": None}
+    sha256s = [index.sha256 if index else "00" * 32 for index in indexes]
+    return {
+        "index_sizes_bytes": array(index.size_bytes if index else 0 for index in indexes),
+        "index_sha256s": "\\x" + "".join(sha256s),
     }
 
 
@@ -115,7 +129,8 @@ COMMITTED = """
         g.checkpoint_id, CAST(g.file_id AS text), g.max_parallelism, g.parallelism, g.subtasks,
         CAST(g.attempt_ids AS text[]), g.replaced_subtasks, CAST(g.segment_ids AS text[]),
         g.segment_subtasks, g.segment_kinds, g.sequence_numbers, g.offsets_bytes, g.sizes_bytes,
-        encode(g.sha256s, 'hex'), g.entries, f.path, f.scope
+        encode(g.sha256s, 'hex'), g.entries, f.path, f.scope, g.index_sizes_bytes,
+        encode(g.index_sha256s, 'hex')
     FROM cairn.group_commits AS g
     LEFT JOIN cairn.physical_files AS f ON f.file_id = g.file_id
     WHERE g.job_id = %(job_id)s
@@ -143,6 +158,15 @@ class Committed(NamedTuple):
     entries: Sequence[int]
     path: str
     scope: str
+    index_sizes_bytes: Sequence[int] | None = None
+    index_sha256s: str | None = None
+
+    def index_at(self, place: int) -> IndexRef | None:
+        """Returns where the index of the segment at a place is."""
+        size_bytes = self.index_sizes_bytes[place] if self.index_sizes_bytes else 0
+        if not size_bytes or self.index_sha256s is None:
+            return None
+        return IndexRef(size_bytes, self.index_sha256s[64 * place : 64 * place + 64])
 
 
 def unpack(row: Committed, within: KeyGroupRange | None = None) -> Iterator[StoredSegment]:
@@ -176,6 +200,7 @@ def unpack(row: Committed, within: KeyGroupRange | None = None) -> Iterator[Stor
             as_of_checkpoint=row.checkpoint_id,
             released_checkpoint=row.checkpoint_id + 1 if kind.is_exclusive else None,
             sequence_number=numbers[place],
+            index=row.index_at(place),
         )
         yield StoredSegment(
             subtask=subtask, file_id=str(row.file_id), scope=Scope(row.scope), handle=handle

@@ -23,6 +23,7 @@ from cairn.catalog.job.coverage import Coverage
 from cairn.catalog.job.group_commits import COMMITTED, Committed, StoredSegment, unpack
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
+from cairn.segment_index import IndexRef
 from metastore.enums import KEYED, CheckpointStatus, SegmentKind, SegmentStatus
 from metastore.models import Checkpoint, Job, PhysicalFile, PlacedSegment, Run
 
@@ -33,6 +34,8 @@ HANDLE_COLUMNS = (
     PlacedSegment.offset_bytes,
     PlacedSegment.size_bytes,
     PlacedSegment.sha256,
+    PlacedSegment.index_size_bytes,
+    PlacedSegment.index_sha256,
     PlacedSegment.key_groups,
     PlacedSegment.entries,
     PlacedSegment.first_checkpoint,
@@ -95,7 +98,11 @@ _COMMITS_AFTER = """
         encode(
             substring(g.sha256s FROM 32 * own.low - 31 FOR 32 * (own.high - own.low + 1)), 'hex'
         ),
-        g.entries[own.low:own.high], f.path, f.scope
+        g.entries[own.low:own.high], f.path, f.scope, g.index_sizes_bytes[own.low:own.high],
+        encode(
+            substring(g.index_sha256s FROM 32 * own.low - 31 FOR 32 * (own.high - own.low + 1)),
+            'hex'
+        )
     FROM cairn.group_commits AS g
     CROSS JOIN LATERAL (
         SELECT CAST(min(s.place) AS integer) AS low, CAST(max(s.place) AS integer) AS high
@@ -263,6 +270,7 @@ def handle_of(row: Row[*tuple[Any, ...]]) -> SegmentHandle:
         as_of_checkpoint=row.as_of_checkpoint,
         released_checkpoint=row.released_checkpoint,
         sequence_number=row.sequence_number,
+        index=row.index_size_bytes and IndexRef(row.index_size_bytes, row.index_sha256),
     )
 
 
@@ -284,6 +292,8 @@ def place_segments(
             "offset_bytes": handle.offset,
             "size_bytes": handle.size_bytes,
             "sha256": handle.sha256,
+            "index_size_bytes": handle.index and handle.index.size_bytes,
+            "index_sha256": handle.index and handle.index.sha256,
             "entries": handle.entries,
             "first_checkpoint": handle.first_checkpoint,
             "as_of_checkpoint": handle.as_of_checkpoint,

@@ -273,6 +273,7 @@ def _segments(
             first_checkpoint=one.handle.first_checkpoint,
             as_of_checkpoint=one.handle.as_of_checkpoint,
             sequence_number=one.handle.sequence_number,
+            index=one.handle.index,
         )
         for one in stored
     )

@@ -16,6 +16,7 @@ from cairn.catalog.job.damage import Restore, restore_around
 from cairn.catalog.job.segments import current_epoch, lineage_of, read_one_instant
 from cairn.errors import CairnError, CorruptSegmentError, FencedError, RefusedError, StorageError
 from cairn.handles import SegmentHandle
+from cairn.runtime.executor.fetched_once import FetchedOnce, shared_ranges
 from cairn.runtime.executor.local_reader import LocalReader
 from cairn.runtime.executor.local_record import Position, Weight
 from cairn.runtime.executor.local_store import LocalStore, MapGrownError
@@ -25,7 +26,7 @@ from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.spool import Spool
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.segments.format import decode
-from cairn.segments.reader import read_bytes, read_segment, read_segments
+from cairn.segments.reader import expected_bytes, read_bytes, read_segment, read_segments
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -235,7 +236,8 @@ def _restore(
     missing = [handle for handle in handles if handle.as_of_checkpoint > here.checkpoint_id]
     _refuse_damaged(context, [one for one in found.damaged if one in missing])
     began_s, begun = time.monotonic(), None
-    segments = read_segments(context.store, missing, job=run.job, key_groups=key_groups)
+    store = FetchedOnce(context.store, context.manager, shared_ranges(missing, key_groups))
+    segments = read_segments(store, missing, job=run.job, key_groups=key_groups)
     for handle, changes in segments:
         # Once, at its first batch: a base replaces whatever its key groups held.
         if handle is not begun and handle.kind is SegmentKind.KEYED_FULL:
@@ -249,10 +251,11 @@ def _restore(
         "from_checkpoint": here.checkpoint_id,
         "to_checkpoint": wanted.checkpoint_id,
         "segments": len(missing),
-        "size_bytes": sum(handle.size_bytes for handle in missing),
+        "size_bytes": sum(expected_bytes(handle, key_groups) for handle in missing),
         "seconds": round(time.monotonic() - began_s, 3),
     }
     _log.info("local state restored from storage", extra=facts)
     bases = [handle for handle in handles if handle.kind is SegmentKind.KEYED_FULL]
-    base_bytes = sum(handle.size_bytes for handle in bases)
-    return Weight(base_bytes, sum(handle.size_bytes for handle in handles) - base_bytes)
+    base_bytes = sum(expected_bytes(handle, key_groups) for handle in bases)
+    all_bytes = sum(expected_bytes(handle, key_groups) for handle in handles)
+    return Weight(base_bytes, all_bytes - base_bytes)

@@ -37,6 +37,8 @@ from cairn.runtime.executor.run_context import RunContext
 from metastore.enums import Scope
 
 _log = logging.getLogger(__name__)
+FETCHED = "fetched"
+"""What of storage an executor's subtasks keep for each other, until the next batch."""
 _OF_BATCHES = ("running", "pending", "acked")
 
 
@@ -142,6 +144,7 @@ class TaskManager:
         """Removes what no later batch reads: begun batches, requests, fenced runs' directories."""
         for old in self.directory.glob("begun-*"):
             old.unlink()
+        shutil.rmtree(self.directory / FETCHED, ignore_errors=True)
         # The parent's stay: a late attempt at it may still look for its receipt.
         keep = {start.checkpoint_id, start.parent.checkpoint_id if start.parent else 0}
         for name in _OF_BATCHES:

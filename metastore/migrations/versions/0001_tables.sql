@@ -458,6 +458,8 @@ CREATE TABLE cairn.placed_segments (
     offset_bytes BIGINT NOT NULL,
     size_bytes BIGINT NOT NULL,
     sha256 TEXT NOT NULL,
+    index_size_bytes INTEGER,
+    index_sha256 TEXT,
     entries BIGINT NOT NULL,
     first_checkpoint BIGINT NOT NULL,
     as_of_checkpoint BIGINT NOT NULL,
@@ -471,6 +473,10 @@ CREATE TABLE cairn.placed_segments (
         CHECK (kind IN ('changelog', 'keyed_full', 'keyed_increment', 'operator',
             'channel', 'manifest')),
     CONSTRAINT ck_placed_segments__range_sane CHECK (offset_bytes >= 0 AND size_bytes > 0),
+    CONSTRAINT ck_placed_segments__index_inside CHECK (
+        (index_size_bytes IS NULL) = (index_sha256 IS NULL)
+        AND index_size_bytes > 0 AND index_size_bytes < size_bytes
+    ),
     CONSTRAINT ck_placed_segments__released_after_first
         CHECK (released_checkpoint IS NULL OR released_checkpoint >= first_checkpoint),
     CONSTRAINT ck_placed_segments__exclusive_to_one
@@ -523,6 +529,8 @@ CREATE TABLE cairn.group_commits (
     offsets_bytes BIGINT[] DEFAULT '{}' NOT NULL,
     sizes_bytes BIGINT[] DEFAULT '{}' NOT NULL,
     sha256s BYTEA DEFAULT '' NOT NULL,
+    index_sizes_bytes INTEGER[],
+    index_sha256s BYTEA,
     entries INTEGER[] DEFAULT '{}' NOT NULL,
     key_groups INT4MULTIRANGE NOT NULL,
     uploaded_files INTEGER,
@@ -563,6 +571,8 @@ CREATE TABLE cairn.group_commits (
         AND cardinality(entries) = cardinality(segment_ids)
         AND (segment_kinds IS NULL OR cardinality(segment_kinds) = cardinality(segment_ids))
         AND (sequence_numbers IS NULL OR cardinality(sequence_numbers) = cardinality(segment_ids))
+        AND (index_sizes_bytes IS NULL OR cardinality(index_sizes_bytes) = cardinality(segment_ids))
+        AND octet_length(coalesce(index_sha256s, '')) = 32 * coalesce(cardinality(index_sizes_bytes), 0)
         AND (file_id IS NULL) = (cardinality(segment_ids) = 0)
     ),
     CONSTRAINT ck_group_commits__ranges_sane
