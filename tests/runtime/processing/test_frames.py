@@ -8,21 +8,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.types import (
     ArrayType,
-    BooleanType,
-    ByteType,
     DataType,
     DateType,
     DayTimeIntervalType,
     DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
     LongType,
     MapType,
-    ShortType,
     StringType,
     StructField,
     StructType,
@@ -184,37 +177,6 @@ def test_settings_change_what_frames_are_taken_and_how_whole_numbers_are_read() 
     table = pa.table({"k": ["a"], "n": pa.array([None], pa.int64())})
     read = frame_of(table, SCHEMA, FrameSettings(nullable_ints=True))
     assert (str(read["n"].dtype), read["n"][0]) == ("Int64", pd.NA)
-
-
-NUMBERS: dict[str, tuple[DataType, list[Any]]] = {
-    "byte": (ByteType(), [100, 27]),
-    "short": (ShortType(), [30_000, -1]),
-    "int": (IntegerType(), [2**31 - 1, 0]),
-    "long": (LongType(), [BIG, 3]),
-    "float": (FloatType(), [0.1, 2.5]),
-    "double": (DoubleType(), [0.1, float("nan")]),
-    "flag": (BooleanType(), [True, False]),
-    "day": (DateType(), [datetime.date(2024, 1, 1)] * 2),
-    "wall": (TimestampNTZType(), [datetime.datetime(2024, 1, 1)] * 2),
-    "price": (DecimalType(10, 2), [Decimal("1.50")] * 2),
-}
-
-
-@pytest.mark.parametrize("nulls", [0, 1, 2])
-def test_the_columns_of_a_frame_have_the_types_that_spark_gives_them(nulls: int) -> None:
-    """By Spark's own code: numbers of Python, so that a sum of two bytes is none."""
-    schema = StructType([StructField(name, kind) for name, (kind, _) in NUMBERS.items()])
-    rows = [[*values[nulls:], *[None] * nulls] for _, values in NUMBERS.values()]
-    arrow = arrow_schema(schema)
-    arrays = [pa.array(row, field.type) for row, field in zip(rows, arrow, strict=True)]
-    table = pa.Table.from_arrays(arrays, schema=arrow)
-    columns = ArrowBatchTransformer.to_pandas(table.to_batches()[0], timezone="UTC")
-    by_spark = pd.DataFrame([*pd.concat(columns, axis=1).itertuples(index=False)])
-    ours = frame_of(table, schema, FrameSettings())
-    assert ours.dtypes.astype(str).to_dict() == by_spark.dtypes.astype(str).to_dict()
-    pd.testing.assert_frame_equal(ours, by_spark)
-    if not nulls:
-        assert (ours["byte"] + ours["byte"]).tolist() == [200, 54]
 
 
 @pytest.mark.parametrize(
