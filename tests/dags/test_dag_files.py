@@ -32,6 +32,7 @@ def test_all_dag_files_import(facts: Facts) -> None:
         "materialization",
         "metastore_housekeeping",
         "orphan_sweep",
+        "rescale",
         "scrub",
         "space_amplification_compaction",
         "subsumption_cleanup",
