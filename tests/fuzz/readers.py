@@ -10,19 +10,20 @@ import datetime
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
-from cairn import manifest
+from cairn import manifest, segment_index
 from cairn.errors import BadInputError
 from cairn.handles import SegmentSpec
 from cairn.keygroups import KeyGroupRange
-from cairn.segments import channel, operator_segment, snapshot
+from cairn.segments import channel, indexed, operator_segment, snapshot
 from cairn.segments import format as segment_format
 from cairn.segments.reader import read_segments
 from cairn.state.codec import TupleCodec
@@ -57,8 +58,9 @@ class _OneObject:
         self._data = data
 
     def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
-        """Returns the bytes."""
-        return self._data
+        """Returns the bytes of a range that lies in them, and all of them for any other."""
+        end = len(self._data) if size_bytes is None else offset + size_bytes
+        return self._data[offset:end] if end <= len(self._data) else self._data
 
 
 def _changed(random: Random, data: bytes) -> bytes:
@@ -109,6 +111,47 @@ def _read_snapshot(data: bytes) -> object:
     for _ in read_segments(store, handles, job="words", use_threads=False):
         pass
     return snapshot.snapshot(store, handles, SOME, job="words")
+
+
+@cache
+def _indexed_segments() -> list[bytes]:
+    keys = [entry_prefix(group, 1, b"%03d" % one) for group in range(8) for one in range(15)]
+    changes = Changes([PUT] * 120, keys, [b"v" * (one % 30) for one in range(120)])
+    with (
+        patch.object(segment_format, "INDEXED_FROM_BYTES", 1),
+        patch.object(indexed, "BLOCK_BYTES", 300),
+    ):
+        return [segment_format.encode(changes, metadata={"job": "words"})]
+
+
+def _changed_part(random: Random, data: bytes) -> bytes:
+    """Changes the blocks, and gives the index their new checksums; or changes the index."""
+    size_bytes = segment_index.index_bytes(data)
+    file, index = data[:-size_bytes], data[-size_bytes:]
+    if random.random() < 0.5:
+        return file + _changed(random, index)
+    file = _changed(random, file)
+    found = segment_index.decode(index)
+    blocks = [
+        replace(block, sha256=hashlib.sha256(file[block.offset : block.end]).digest())
+        for block in found.blocks
+    ]
+    return file + segment_index.encode(replace(found, blocks=blocks))
+
+
+def _read_part(data: bytes) -> None:
+    spec = SegmentSpec.of(
+        data,
+        kind=SegmentKind.CHANGELOG,
+        key_groups=EVERYTHING,
+        entries=120,
+        checkpoint_id=1,
+    )
+    store: Any = _OneObject(data)
+    handles = [spec.at("words-1/shared/a.seg")]
+    for part in (SOME, KeyGroupRange(0, 1), KeyGroupRange(7, 8)):
+        for _ in read_segments(store, handles, job="words", key_groups=part, use_threads=False):
+            pass
 
 
 def _rows_in(data: bytes) -> int:
@@ -252,6 +295,7 @@ def _manifests() -> list[bytes]:
         first_checkpoint=5,
         as_of_checkpoint=5,
         sequence_number=0,
+        index=segment_index.IndexRef(5, "0" * 64),
     )
     whole = manifest.Manifest(
         job="words",
@@ -300,6 +344,7 @@ def _changed_layout(random: Random, data: bytes) -> bytes:
 READERS = {
     "segment": Reader(_read_segment, _segments, _changed),
     "footer": Reader(_read_segment, _segments, _changed_footer),
+    "part of a segment": Reader(_read_part, _indexed_segments, _changed_part),
     "snapshot": Reader(_read_snapshot, _segments, _changed),
     "operator segment": Reader(operator_segment.decode, _operator_segments, _changed),
     "channel segment": Reader(_read_channel, _channel_segments, _changed),

@@ -9,22 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy import Connection, text
 
 from benchmarks.restore_local import CountingStore
 from cairn.catalog.job.segments import segments_at
 from cairn.errors import CorruptSegmentError, FencedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.keygroups import KeyGroupRange
+from cairn.layout import manifest_file
+from cairn.manifest import decode
 from cairn.runtime.executor import fetched_once
 from cairn.runtime.executor.fetched_once import FetchedOnce, shared_ranges
 from cairn.runtime.executor.parent_state import parent_state
 from cairn.runtime.executor.run_context import RunContext
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.runtime.executor.task_manager import FETCHED, TaskManager
+from cairn.savepoints.write_manifest import pin
 from cairn.state.entries import entry_prefix
 from cairn.state.view import Overlay
 from cairn.storage import open_store
-from metastore.enums import SegmentKind
+from metastore.enums import PinKind, SegmentKind
 from tests.runtime.tasks import EVERYTHING, MAX_PARALLELISM, QUERY, Task, new_run, run_together
 
 KEYS, VALUE_BYTES = 8_000, 500
@@ -226,3 +230,31 @@ def test_a_fenced_run_does_not_bring_its_directory_back(
     with pytest.raises(FencedError):
         store.get(handle.path, handle.offset, handle.size_bytes)
     assert not manager.directory.exists()
+
+
+def test_a_group_commit_of_small_segments_has_no_column_for_indexes(
+    metastore_url: str, tmp_storage: str, tmp_path: Path
+) -> None:
+    _, plan = small(metastore_url, tmp_storage, tmp_path)
+
+    def indexed_commits(connection: Connection) -> object:
+        return connection.execute(
+            text(
+                "SELECT count(*) FROM cairn.group_commits"
+                " WHERE index_sizes_bytes IS NOT NULL OR index_sha256s IS NOT NULL"
+            )
+        ).scalar_one()
+
+    assert plan.catalog.run("counting", indexed_commits) == 0
+
+
+def test_the_manifest_has_the_indexes(metastore_url: str, tmp_storage: str, tmp_path: Path) -> None:
+    history = written(metastore_url, tmp_storage, tmp_path / "old", 1)
+    plan = new_run(metastore_url, tmp_storage, str(tmp_path / "new"), parallelism=1)
+    restored(plan, history.batches, CountingStore(open_store(tmp_storage)))
+    pinned = pin(plan.catalog, plan.job, None, kind=PinKind.SAVEPOINT)
+    path = manifest_file(pinned.job_id, pinned.checkpoint_id)
+    found = decode(open_store(tmp_storage).get(path), file=path)
+    handles = {handle.segment_id: handle.index for _, handle in found.handles()}
+    assert handles == {one.segment_id: one.index for one in held(plan, pinned.checkpoint_id)}
+    assert None not in handles.values()
