@@ -6,6 +6,7 @@ each transaction another connection of the server (PgBouncer in transaction mode
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,10 +48,65 @@ def call(opened: Connection, statement: str, values: Mapping[str, object]) -> li
     Raises:
         sqlalchemy.exc.DBAPIError: as SQLAlchemy raises it.
     """
+    driver = _driver_of(opened)
+    driver.ends_with_statement = _is_whole_transaction(opened, driver)
+    try:
+        return _execute(opened, driver, statement, values)
+    finally:
+        driver.ends_with_statement = False
+
+
+_LET_GO = """
+    SET LOCAL synchronous_commit = off;
+    SELECT pg_catalog.set_config('cairn.answer', CAST(pg_catalog.to_jsonb(answer) AS text), FALSE)
+    FROM ({statement}) AS answer;
+    COMMIT;
+    SELECT
+        pg_catalog.current_setting('cairn.answer'),
+        pg_catalog.set_config('cairn.answer', '', FALSE),
+        pg_catalog.pg_logical_emit_message(TRUE, 'cairn', '')
+"""
+
+
+def call_and_let_go(
+    opened: Connection, statement: str, values: Mapping[str, object]
+) -> dict[str, Any]:
+    """Executes a text whose result is one row, and returns the row as JSON has it, by column.
+
+    Where each call is a transaction, this is one round trip, too. The transaction's locks end
+    before it is durable: who waits for them does not wait for the disk or a standby, and all who
+    wait for these wait together. A second transaction of the same message writes a mark behind it
+    in the write-ahead log, which is durable when the answer comes; so is, then, all that the first
+    one has seen. Until then others may see what a crash takes back, and whoever does more with it
+    than a durable write must wait like this, too.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: as SQLAlchemy raises it.
+    """
+    driver = _driver_of(opened)
+    if not _is_whole_transaction(opened, driver):
+        [(row,)] = call(opened, f"SELECT to_jsonb(answer) FROM ({statement}) AS answer", values)  # noqa: S608 - constant texts
+        return dict(row)
+    # It begins a transaction, as any first statement does, and ends it itself.
+    [(found, *_)] = _execute(opened, driver, _LET_GO.format(statement=statement), values)
+    answer: dict[str, Any] = json.loads(found)
+    return answer
+
+
+def _driver_of(opened: Connection) -> _Connection:
     driver = opened.connection.dbapi_connection
     if not isinstance(driver, _Connection):
         raise TypeError(f"{type(driver)} is no connection of `new_engine`")
-    driver.ends_with_statement = driver.is_idle and opened.get_execution_options().get(_EACH, False)
+    return driver
+
+
+def _is_whole_transaction(opened: Connection, driver: _Connection) -> bool:
+    return driver.is_idle and bool(opened.get_execution_options().get(_EACH, False))
+
+
+def _execute(
+    opened: Connection, driver: _Connection, statement: str, values: Mapping[str, object]
+) -> list[tuple[Any, ...]]:
     try:
         # Not by SQLAlchemy, whose result takes longer than the statement.
         with driver.cursor() as plain:
@@ -63,8 +119,6 @@ def call(opened: Connection, statement: str, values: Mapping[str, object]) -> li
         raise DBAPIError.instance(
             statement, None, error, psycopg2.Error, connection_invalidated=is_lost
         ) from error
-    finally:
-        driver.ends_with_statement = False
 
 
 def array(values: Iterable[object]) -> str:

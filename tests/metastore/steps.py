@@ -217,7 +217,7 @@ class Steps:
         acks: Sequence[Ack],
         file: WrittenFile | None,
     ) -> None:
-        self.run(acknowledging(batch, checkpoint_id, acks, file))
+        self.run_each(acknowledging(batch, checkpoint_id, acks, file))
 
     def whole_batch(self, epoch: int, batch_id: int) -> int:
         """Begins a batch and acknowledges all its subtasks; returns the checkpoint's id."""

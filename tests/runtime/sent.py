@@ -17,7 +17,8 @@ def watch(note: Note) -> Callable[[], None]:
     execute = cursor.execute
 
     def noting(self: Any, query: str, vars: Any = None) -> None:
-        note(self.connection, query, self.connection.ends_with_statement)
+        is_whole = self.connection.ends_with_statement or "COMMIT;" in query
+        note(self.connection, query, is_whole)
         execute(self, query, vars)
 
     cursor.execute = noting  # type: ignore[method-assign]

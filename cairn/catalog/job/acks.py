@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cairn.batch_ref import BatchRef
-from cairn.catalog.connections import array, call
+from cairn.catalog.connections import array, call_and_let_go
 from cairn.catalog.job.files import WrittenFile, seals
 from cairn.catalog.job.group_commits import Ack, rows_of
 from cairn.catalog.job.runs import refuse_second_query
@@ -69,7 +69,9 @@ def acknowledge(
             "ends": array(key_groups.end for _, key_groups in segments),
             "commits": json.dumps(rows),
         }
-        [(bound_query, late)] = call(connection, _ACKNOWLEDGE, facts)
+        # Groups acknowledge one after the other, and must not wait for each other's disk.
+        found = call_and_let_go(connection, _ACKNOWLEDGE, facts)
+        bound_query, late = found["bound_query"], found["late"]
         if bound_query != batch.query_id:
             raise refuse_second_query(batch.job, bound_query, batch.query_id)
         if late is None:
