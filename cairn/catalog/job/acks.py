@@ -71,12 +71,11 @@ def acknowledge(
         }
         # Groups acknowledge one after the other, and must not wait for each other's disk.
         found = call_and_let_go(connection, _ACKNOWLEDGE, facts)
-        bound_query, late = found["bound_query"], found["late"]
-        if bound_query != batch.query_id:
-            raise refuse_second_query(batch.job, bound_query, batch.query_id)
-        if late is None:
+        if found["bound_query"] != batch.query_id:
+            raise refuse_second_query(batch.job, found["bound_query"], batch.query_id)
+        if found["late"] is None:
             return
-        winners = [ack for ack in winners if ack.subtask not in late]
+        winners = [ack for ack in winners if ack.subtask not in found["late"]]
 
 
 def _newest(acks: Iterable[Ack]) -> list[Ack]:
