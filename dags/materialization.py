@@ -12,7 +12,8 @@ a short transaction, touches local state, or deletes anything. Where the stream 
 fold was faster, nothing is changed, and what was written is deleted later.
 
 It may run at any time, beside the streams, twice at once, and again after a crash: a retry folds
-what is not folded yet. It holds a lease, which a killed task loses after a minute.
+what is not folded yet. It holds a lease, which a killed task loses after a minute: until then its
+retry fails, says so, and is tried again.
 
 Every 5 minutes, which is half of the default interval. If it does not run for longer than
 `cairn.changelog.periodic-materialize.anyway-after`, the streams do it themselves.
@@ -35,23 +36,23 @@ Every 5 minutes, which is half of the default interval. If it does not run for l
 A run that is given any other param fails and changes nothing: a misspelt `job` would mean all jobs.
 
 ## Reading the result
-One `materialize` task a job, named after it; its return value and last log line are the report.
-`refused` subtasks were materialized by somebody else meanwhile: that is no failure. `summarise`
-returns the sums. `cairn materialize JOB --dry-run` shows what the next run would do.
+One `materialize.plan`, `materialize.approve` and `materialize.apply` a job, named after it. The
+return value of `plan` has the plan's id, for `cairn runs`; that of `apply`, and its last log line,
+are the report. `refused` subtasks were materialized by somebody else meanwhile: that is no failure.
+A plan deletes nothing, so `approve` has nobody to ask, unless a circuit breaker speaks.
+`summarise` returns the sums. `cairn materialize JOB --dry-run` shows what the next run would do.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from airflow.sdk import dag, task
 
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
-from cairn.airflow_ext.maintenance import params_of_run, total
-from cairn.airflow_ext.materialization import jobs_to_materialize, materialize_one
-from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.maintenance import jobs_to_materialize, params_of_run
 from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.stages import plan_approve_apply
 
 
 @dag(
@@ -74,23 +75,15 @@ from cairn.airflow_ext.preflight import preflight
     },
 )
 def materialization() -> None:
-    """Lists the jobs, materializes each in a mapped task and adds up the results."""
+    """Lists the jobs; plans, has approved if need be, and applies for each; adds up the results."""
 
     @task
     def list_jobs() -> list[str]:
         return jobs_to_materialize(params_of_run()["job"])
 
-    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
-    def materialize(job: str) -> dict[str, Any]:
-        return materialize_one(job, dry_run=params_of_run()["dry_run"])
-
-    @task(trigger_rule="none_failed")
-    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
-        return total(reports)
-
     jobs = list_jobs()
     preflight() >> jobs
-    summarise(materialize.expand(job=jobs))  # type: ignore[arg-type]  # an XCom
+    plan_approve_apply("materialize", "materialization", jobs)
 
 
 materialization()

@@ -28,8 +28,10 @@ after a crash: it continues where the last one stopped.
 A run that is given any other param fails and changes nothing.
 
 ## Reading the result
-One `housekeep` task a job, named after it; its return value and last log line are the report.
-`summarise` returns the sums.
+One `housekeep.plan`, `housekeep.approve` and `housekeep.apply` a job, named after it. The return
+value of `plan` has the plan's id, for `cairn runs`, and what was there to do in `found`; that of
+`apply`, and its last log line, are the report. A plan deletes no object, so `approve` has nobody to
+ask, unless a circuit breaker speaks. `summarise` returns the sums.
 
 Next: `cairn housekeeping --dry-run` shows what the next run would do.
 """
@@ -37,15 +39,13 @@ Next: `cairn housekeeping --dry-run` shows what the next run would do.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from airflow.sdk import dag, task
 
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
-from cairn.airflow_ext.housekeeping import housekeep_one
-from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
-from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.maintenance import jobs_to_maintain, params_of_run
 from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.stages import plan_approve_apply
 
 
 @dag(
@@ -65,23 +65,15 @@ from cairn.airflow_ext.preflight import preflight
     },
 )
 def metastore_housekeeping() -> None:
-    """Lists the jobs, does each in a mapped task and adds up the results."""
+    """Lists the jobs; plans, has approved if need be, and applies for each; adds up the results."""
 
     @task
     def list_jobs() -> list[str]:
-        return jobs_to_clean(params_of_run()["job"])
-
-    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
-    def housekeep(job: str) -> dict[str, Any]:
-        return housekeep_one(job, dry_run=params_of_run()["dry_run"])
-
-    @task(trigger_rule="none_failed")
-    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
-        return total(reports)
+        return jobs_to_maintain(params_of_run()["job"])
 
     jobs = list_jobs()
     preflight() >> jobs
-    summarise(housekeep.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
+    plan_approve_apply("housekeep", "housekeeping", jobs)
 
 
 metastore_housekeeping()

@@ -29,12 +29,19 @@ Weekly, because it lists every object.
 A run that is given any other param fails and changes nothing.
 
 ## Reading the result
-One `sweep` task a job, named after it; its return value and last log line are the report: `kept`
-counts by reason what stays, `unknown` names some of what has a strange name. `failed_deletes`
-above 0 fails the task, which is retried. **A task that fails at once, without a retry, was
-refused.** If a circuit breaker spoke, because most of a root would go, or little of it has rows,
-nothing was changed, and the log has the command by which a person lets it pass. `summarise` returns
-the sums.
+One `sweep.plan`, `sweep.approve` and `sweep.apply` a job, named after it. The return value of
+`plan` has the plan's id, for `cairn runs` and `cairn apply`, and in `found` what would be done:
+`kept` counts by reason what stays. `apply` lists the root again, and does no more than was planned:
+what has become old enough since waits for the next run. Its return value and last log line are the
+report; `unknown` names some of what has a strange name.
+`failed_deletes` above 0 fails the task, which is retried. **A task that fails at once, without a
+retry, was refused**: the log says what was found and what to do. `summarise` returns the sums.
+
+## When a circuit breaker speaks
+Because most of a root would go, or little of it has rows. Then nothing of that job is set aside or
+deleted until a person approves it: under *Required Actions*, within 30 minutes, or from a shell
+with the command that is shown there. Without an answer `apply` is skipped, and the next run asks
+again.
 
 Next: `cairn quarantine list JOB` shows what is set aside and until when;
 `cairn quarantine restore JOB PATH` takes it out, for good.
@@ -43,15 +50,13 @@ Next: `cairn quarantine list JOB` shows what is set aside and until when;
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from airflow.sdk import Param, dag, task
 
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
-from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
-from cairn.airflow_ext.orphan_sweep import sweep_one
-from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.maintenance import jobs_to_maintain, params_of_run
 from cairn.airflow_ext.preflight import PATIENT_WAIT, preflight
+from cairn.airflow_ext.stages import plan_approve_apply
 
 
 @dag(
@@ -81,23 +86,15 @@ from cairn.airflow_ext.preflight import PATIENT_WAIT, preflight
     },
 )
 def orphan_sweep() -> None:
-    """Lists the jobs, sweeps each in a mapped task and adds up the results."""
+    """Lists the jobs; plans, has approved if need be, and applies for each; adds up the results."""
 
     @task
     def list_jobs() -> list[str]:
-        return jobs_to_clean(params_of_run()["job"])
-
-    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
-    def sweep(job: str) -> dict[str, Any]:
-        return sweep_one(job, params_of_run())
-
-    @task(trigger_rule="none_failed")
-    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
-        return total(reports)
+        return jobs_to_maintain(params_of_run()["job"])
 
     jobs = list_jobs()
     preflight(PATIENT_WAIT) >> jobs
-    summarise(sweep.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
+    plan_approve_apply("sweep", "orphan_sweep", jobs)
 
 
 orphan_sweep()

@@ -33,9 +33,11 @@ again after a crash.
 A run that is given any other param fails and changes nothing.
 
 ## Reading the result
-One `scrub` task a job, named after it; its return value and last log line are the report. **A task
-that fails at once, without a retry, has found damage**, now or earlier, or was refused: the log
-says which, and what was healed. `newest_whole_checkpoint` is where there is a way back to.
+One `scrub.plan`, `scrub.approve` and `scrub.apply` a job, named after it. The return value of
+`plan` has the plan's id, for `cairn runs`; that of `apply`, and its last log line, are the report.
+A scrub deletes nothing, so `approve` has nobody to ask, unless a circuit breaker speaks. **An
+`apply` that fails at once, without a retry, has found damage**, now or earlier, or was refused: the
+log says which, and what was healed. `newest_whole_checkpoint` is where there is a way back to.
 `summarise` returns the sums.
 
 Next: `cairn scrub JOB --dry-run` lists the damage, `cairn heal JOB --dry-run` says what is lost.
@@ -46,15 +48,13 @@ find out what the storage does with objects.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from airflow.sdk import Param, dag, task
 
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
-from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
-from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.maintenance import jobs_to_maintain, params_of_run
 from cairn.airflow_ext.preflight import PATIENT_WAIT, preflight
-from cairn.airflow_ext.scrub import scrub_one
+from cairn.airflow_ext.stages import plan_approve_apply
 
 
 @dag(
@@ -96,27 +96,15 @@ from cairn.airflow_ext.scrub import scrub_one
     },
 )
 def scrub() -> None:
-    """Lists the jobs, scrubs and heals each in a mapped task and adds up the results."""
+    """Lists the jobs; plans, has approved if need be, and applies for each; adds up the results."""
 
     @task
     def list_jobs() -> list[str]:
-        return jobs_to_clean(params_of_run()["job"])
-
-    @task(
-        task_id="scrub",
-        pool=MAINTENANCE_POOL,
-        map_index_template="{{ task.op_kwargs['job'] }}",
-    )
-    def scrub_(job: str) -> dict[str, Any]:
-        return scrub_one(job, params_of_run())
-
-    @task(trigger_rule="none_failed")
-    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
-        return total(reports)
+        return jobs_to_maintain(params_of_run()["job"])
 
     jobs = list_jobs()
     preflight(PATIENT_WAIT) >> jobs
-    summarise(scrub_.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
+    plan_approve_apply("scrub", "scrub", jobs)
 
 
 scrub()

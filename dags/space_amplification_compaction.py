@@ -38,10 +38,12 @@ while it is copied is left alone.
 A run that is given any other param fails and changes nothing.
 
 ## Reading the result
-One `plan` and one `apply` task a job. `plan` returns `files`, `copied_bytes`, `freed_bytes` and
-`held_files` by reason: `open`, `pin`, `changelog` (to fold), `retained` (they go by themselves).
-`pointless_because` says why nothing is done although something would be. `apply` returns
-`rewritten_files`, `copied_bytes` and `outpaced_files`, which the job replaced meanwhile.
+One `compact.plan`, `compact.approve` and `compact.apply` a job, named after it. The return value of
+`plan` has the plan's id, for `cairn runs`, and in `found` the number of `files`, `copied_bytes`,
+`freed_bytes` and what is `held` by reason: `open`, `pin`, `changelog` (to fold), `retained` (they
+go by themselves). `pointless_because` says why nothing is done although something would be. `apply`
+returns `rewritten_files`, `copied_bytes` and `outpaced_files`, which the job replaced meanwhile. A
+compaction deletes nothing, so `approve` has nobody to ask, unless a circuit breaker speaks.
 
 Next: `cairn compact JOB --dry-run` shows the files, `cairn files JOB` why each one is kept.
 """
@@ -49,15 +51,13 @@ Next: `cairn compact JOB --dry-run` shows the files, `cairn files JOB` why each 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from airflow.sdk import Param, dag, task
 
-from cairn.airflow_ext.compaction import apply_job, plan_job
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
-from cairn.airflow_ext.maintenance import jobs_to_clean, params_of_run, total
-from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.maintenance import jobs_to_maintain, params_of_run
 from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.stages import plan_approve_apply
 
 
 @dag(
@@ -108,28 +108,15 @@ from cairn.airflow_ext.preflight import preflight
     },
 )
 def space_amplification_compaction() -> None:
-    """Lists the jobs, plans and compacts each in mapped tasks and adds up the results."""
+    """Lists the jobs; plans, has approved if need be, and applies for each; adds up the results."""
 
     @task
     def list_jobs() -> list[str]:
-        return jobs_to_clean(params_of_run()["job"])
-
-    @task(map_index_template="{{ task.op_kwargs['job'] }}")
-    def plan(job: str) -> dict[str, Any]:
-        return plan_job(job, params_of_run())
-
-    @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['planned']['job'] }}")
-    def apply(planned: dict[str, Any]) -> dict[str, Any]:
-        return apply_job(planned)
-
-    @task(trigger_rule="none_failed")
-    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
-        return total(reports)
+        return jobs_to_maintain(params_of_run()["job"])
 
     jobs = list_jobs()
     preflight() >> jobs
-    plans = plan.expand(job=jobs)
-    summarise(apply.expand(planned=plans))  # type: ignore[arg-type]  # an XCom, until it runs
+    plan_approve_apply("compact", "compaction", jobs)
 
 
 space_amplification_compaction()

@@ -59,21 +59,13 @@ there; `cairn files JOB` shows the remaining files and their space amplification
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-from airflow.sdk import dag, task, task_group
+from airflow.sdk import dag, task
 
-from cairn.airflow_ext.approval import PassBreakers
 from cairn.airflow_ext.dags import FIRST_DAY, TAGS, dry_run_param, job_param, task_defaults
-from cairn.airflow_ext.maintenance import (
-    apply_cleanup,
-    jobs_to_clean,
-    params_of_run,
-    plan_cleanup,
-    total,
-)
-from cairn.airflow_ext.pools import MAINTENANCE_POOL
+from cairn.airflow_ext.maintenance import jobs_to_maintain, params_of_run
 from cairn.airflow_ext.preflight import preflight
+from cairn.airflow_ext.stages import plan_approve_apply
 
 
 @dag(
@@ -97,33 +89,11 @@ def subsumption_cleanup() -> None:
 
     @task
     def list_jobs() -> list[str]:
-        return jobs_to_clean(params_of_run()["job"])
-
-    @task_group
-    def clean(job: str) -> Any:  # noqa: ANN401 - an XCom
-        @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['job'] }}")
-        def plan(job: str) -> dict[str, Any]:
-            return plan_cleanup(job, dry_run=params_of_run()["dry_run"])
-
-        @task(pool=MAINTENANCE_POOL, map_index_template="{{ task.op_kwargs['planned']['job'] }}")
-        def apply(planned: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-            return apply_cleanup(planned, answer)
-
-        planned = plan(job=job)
-        approve = PassBreakers(
-            task_id="approve",
-            planned=planned,
-            map_index_template="{{ task.planned['job'] }}",
-        )
-        return apply(planned=planned, answer=approve.output)  # type: ignore[arg-type]
-
-    @task(trigger_rule="none_failed")
-    def summarise(reports: list[dict[str, Any]]) -> dict[str, int]:
-        return total(reports)
+        return jobs_to_maintain(params_of_run()["job"])
 
     jobs = list_jobs()
     preflight() >> jobs
-    summarise(clean.expand(job=jobs))  # type: ignore[arg-type]  # an XCom, until it runs
+    plan_approve_apply("clean", "subsumption", jobs)
 
 
 subsumption_cleanup()

@@ -15,14 +15,14 @@ ANSWER_WITHIN = timedelta(minutes=30)
 
 
 class PlanLink(BaseOperatorLink):
-    """Leads from the approval of a plan to the task that has made it, with the plan's summary."""
+    """Leads from the approval and the application of a plan to the task that has made it."""
 
     name = "Plan"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ANN401 - Airflow's
-        """Returns the address of the return value of the task `plan` beside the approval."""
+        """Returns the address of the return value of the task `plan` in the same group."""
         base = conf.get("api", "base_url", fallback="").rstrip("/")
-        plan_id = operator.task_id.removesuffix("approve") + "plan"
+        plan_id = operator.task_id.rpartition(".")[0] + ".plan"
         mapped = "" if ti_key.map_index < 0 else f"/mapped/{ti_key.map_index}"
         return f"{base}/dags/{ti_key.dag_id}/runs/{ti_key.run_id}/tasks/{plan_id}{mapped}/xcom"
 
@@ -30,10 +30,11 @@ class PlanLink(BaseOperatorLink):
 class PassBreakers(ApprovalOperator):
     """Asks a person to pass the circuit breakers that spoke about a plan; else it asks nobody.
 
-    `planned` is what `cairn.airflow_ext.plans.plan_for` returns. The value says whether it is
+    `planned` is what `cairn.airflow_ext.plans.plan_one` returns. The value says whether it is
     `approved`, and `by` whom (None: nobody had to be asked, or nobody has answered within
-    `ANSWER_WITHIN`). `apply_planned` decides by it: in a mapped task group of Airflow 3.3, what
-    `ApprovalOperator` skips runs all the same.
+    `ANSWER_WITHIN`). `apply_one` decides by it: in a mapped task group of Airflow 3.3, what
+    `ApprovalOperator` skips runs all the same. Who may answer, Airflow decides: whoever may edit
+    required actions of the Dag.
     """
 
     template_fields = (*ApprovalOperator.template_fields, "planned")

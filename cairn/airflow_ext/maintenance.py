@@ -1,10 +1,9 @@
-"""The bodies of the maintenance DAGs' tasks. Heavy imports wait until a task runs."""
+"""What the maintenance Dags share: params, jobs, the sum. Heavy imports wait until a task runs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,8 +11,6 @@ from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from cairn.airflow_ext.errors import airflow_errors
-from cairn.airflow_ext.plans import apply_planned, plan_for
-from cairn.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +42,8 @@ def params_of_run() -> Mapping[str, Any]:
     return params
 
 
-def jobs_to_clean(job: str | None) -> list[str]:
-    """Returns the names of the jobs to clean: the one given, else all that the metastore has."""
+def jobs_to_maintain(job: str | None) -> list[str]:
+    """Returns the names of the jobs to maintain: the one given, else all of the metastore."""
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
     from cairn.catalog.jobs import job_names  # noqa: PLC0415
 
@@ -54,69 +51,15 @@ def jobs_to_clean(job: str | None) -> list[str]:
         return [job] if job else find_catalog().run("listing the jobs", job_names)
 
 
-def clean_job(job: str, *, dry_run: bool) -> dict[str, Any]:
-    """Cleans one job and returns its `CleanupReport` as a dict.
-
-    Raises:
-        AirflowFailException: the cleanup was refused, or the input is wrong; never retried.
-        StorageError: some objects could not be deleted; the retry tries them again.
-    """
+def jobs_to_materialize(job: str | None) -> list[str]:
+    """Returns the job that is given, else all that leave their materialization to the Dag."""
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
-    from cairn.maintenance.cleanup import cleanup_job  # noqa: PLC0415
+    from cairn.catalog.maintenance.fold_facts import jobs_left_to_maintenance  # noqa: PLC0415
 
     with airflow_errors():
-        report = cleanup_job(find_catalog(), job, dry_run=dry_run)
-    log.info("%s", report)
-    # Not the cleanup's error: the rest is deleted, and Airflow's retry tries these again.
-    if report.failed_deletes:
-        raise StorageError(
-            f"{report.failed_deletes} objects could not be deleted ({report.deleted_files} were); "
-            "their errors are in cairn.deletions.last_error",
-            job=job,
-        )
-    next_at = report.next_delete_at
-    return {**asdict(report), "next_delete_at": next_at and next_at.isoformat()}
-
-
-def plan_cleanup(job: str, *, dry_run: bool) -> dict[str, Any]:
-    """Stores a plan of a job's subsumption; of a dry run it only reports what a cleanup would do.
-
-    Returns what `cairn.airflow_ext.plans.plan_for` does, with `report` (None: it is no dry run).
-
-    Raises:
-        AirflowFailException: it was refused, or the input is wrong; never retried.
-    """
-    if dry_run:
-        nothing = {"action": "subsumption", "plan": None, "files": 0, "size_bytes": 0}
-        return {**nothing, "job": job, "breakers": [], "report": clean_job(job, dry_run=True)}
-    return {**plan_for("subsumption", job), "report": None}
-
-
-def apply_cleanup(planned: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Applies what `plan_cleanup` has stored, then cleans up what one plan does not hold.
-
-    Returns the sum of both as a `CleanupReport` in a dict.
-
-    Raises:
-        AirflowSkipException: see `apply_planned`.
-        AirflowFailException, StorageError: see `clean_job`.
-    """
-    if planned["report"] is not None:
-        return dict(planned["report"])
-    first = apply_planned(planned, answer)
-    rest = clean_job(planned["job"], dry_run=False)
-    return rest | {name: rest[name] + first.get(name, 0) for name in _CHANGES}
-
-
-_CHANGES = (
-    "subsumed_checkpoints",
-    "dead_segments",
-    "condemned_files",
-    "deleted_files",
-    "freed_bytes",
-    "trimmed_checkpoints",
-    "trimmed_files",
-)
+        if job:
+            return [job]
+        return find_catalog().run("listing the jobs", jobs_left_to_maintenance)
 
 
 def total(reports: Iterable[Mapping[str, Any]] | Mapping[str, Any] | None) -> dict[str, int]:
@@ -128,7 +71,7 @@ def total(reports: Iterable[Mapping[str, Any]] | Mapping[str, Any] | None) -> di
     for report in [reports] if isinstance(reports, Mapping) else reports or []:
         sums["jobs"] += 1
         for name, value in report.items():
-            if isinstance(value, int) and name != "dry_run":
+            if isinstance(value, int) and not isinstance(value, bool):
                 sums[name] = sums.get(name, 0) + value
     log.info("%s", sums)
     return sums

@@ -107,13 +107,13 @@ def plan_job(
     return CompactionReport(plan=plan, plan_id=stored.run_id, done=None)
 
 
-def plan_action(catalog: Catalog, job_name: str) -> Plan:
-    """Returns the plan of a job with the default options, as `cairn plan` stores it.
+def plan_action(catalog: Catalog, job_name: str, options: CompactionOptions | None = None) -> Plan:
+    """Returns the plan of a job, as `cairn plan` stores it; without options with the defaults.
 
     Raises:
         BadInputError, RefusedError: see `compact_job`.
     """
-    return _stored_form(*_plan(catalog, job_name, CompactionOptions()))
+    return _stored_form(*_plan(catalog, job_name, options or CompactionOptions()))
 
 
 def apply_compaction(

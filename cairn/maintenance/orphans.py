@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -70,6 +70,11 @@ class Clocks:
     def is_old(self, moment: datetime) -> bool:
         """Tells whether what was made then is old enough to be an orphan."""
         return self.age_of(moment) >= self.min_age
+
+    def as_of(self, moment: datetime) -> Clocks:
+        """Returns clocks by which only that is old which was old at a moment of the database's."""
+        since = max(self.database - moment, timedelta(0))
+        return replace(self, min_age=self.min_age + since)
 
 
 def clocks_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -81,7 +81,10 @@ class SweepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweep:
-    """A root that may be swept, and what was found there. `due` have been aside long enough."""
+    """A root that may be swept, and what was found there. `due` have been aside long enough.
+
+    `as_of` is when that was, and when orphans were old enough, by the database's clock.
+    """
 
     catalog: Catalog
     job: JobFacts
@@ -93,6 +96,7 @@ class _Sweep:
     quarantine_ms: int
     tally: Tally
     spill: OrphanSpill
+    as_of: datetime
     due: tuple[int, int] = (0, 0)
 
 
@@ -130,27 +134,29 @@ def sweep_job(
         return _apply(sweep, stored)
 
 
-def plan_sweep(catalog: Catalog, job_name: str) -> Plan:
+def plan_sweep(catalog: Catalog, job_name: str, *, quarantine_ms: int = QUARANTINE_MS) -> Plan:
     """Plans a sweep: how much one would set aside and delete, with some of the paths.
 
     Raises:
         see `sweep_job`.
     """
     with OrphanSpill() as spill:
-        return _plan_of(_find(catalog, job_name, spill, QUARANTINE_MS, silent, None))
+        return _plan_of(_find(catalog, job_name, spill, quarantine_ms, silent, None))
 
 
 def apply_sweep(catalog: Catalog, plan: StoredPlan, progress: Progress) -> Mapping[str, Any]:
     """Applies a stored plan of a sweep: finds the orphans again, and no more of them.
 
-    What has been listed since is as true as what was planned, and newer.
+    What has been listed since is as true as what was planned, and newer. What has become old enough
+    since is left to the next sweep.
 
     Raises:
         RefusedError: there is more to do than was planned; or see `sweep_job`.
     """
     quarantine_ms = int(plan.plan["quarantine_ms"])
     with OrphanSpill() as spill:
-        sweep = _find(catalog, plan.job, spill, quarantine_ms, progress, None)
+        as_of = datetime.fromisoformat(plan.plan["as_of"])
+        sweep = _find(catalog, plan.job, spill, quarantine_ms, progress, None, as_of)
         now = _plan_of(sweep).deletes
         if now.files > plan.files or now.size_bytes > plan.size_bytes:
             raise RefusedError(
@@ -171,8 +177,12 @@ def _find(
     quarantine_ms: int,
     progress: Progress,
     unsafe_min_age: timedelta | None,
+    as_of: datetime | None = None,
 ) -> _Sweep:
-    """Lists a root that may be swept, and returns it with its orphans in `spill`."""
+    """Lists a root that may be swept, and returns it with its orphans in `spill`.
+
+    With `as_of`, they were orphans at that moment already; else now.
+    """
     if quarantine_ms < SHORTEST_QUARANTINE_MS:
         raise BadInputError(
             f"a quarantine of {quarantine_ms} ms leaves no time to notice a loss: at least 1 d"
@@ -187,6 +197,8 @@ def _find(
         raise RefusedError(f"no metastore owns {job.job_id}/ yet", job=job.name)
     inventory = inventory_of(objects)
     clocks = clocks_of(inventory.now(), root.now, unsafe_min_age=unsafe_min_age)
+    as_of = as_of or root.now
+    clocks = clocks.as_of(as_of)
     finder = Finder(
         catalog=catalog, inventory=inventory, job_id=job.job_id, root=root, clocks=clocks
     )
@@ -205,7 +217,8 @@ def _find(
         quarantine_ms=quarantine_ms,
         tally=tally,
         spill=spill,
-        due=catalog.run("counting the quarantine", lambda c: total_due(c, job.job_id)),
+        as_of=as_of,
+        due=catalog.run("counting the quarantine", lambda c: total_due(c, job.job_id, as_of=as_of)),
     )
 
 
@@ -238,6 +251,7 @@ def _plan_of(sweep: _Sweep) -> Plan:
         "listed": tally.listed,
         "listed_bytes": tally.listed_bytes,
         "quarantine_ms": sweep.quarantine_ms,
+        "as_of": sweep.as_of.isoformat(),
         "kept": _kept(tally),
         "sample": spill.sample,
     }
@@ -258,7 +272,9 @@ def _apply(sweep: _Sweep, plan: StoredPlan) -> SweepReport:
         f"beginning the sweep of {job.name}", lambda c: take_lease(c, lease.run_id, lease.holder)
     )
     report = _set_aside(sweep, lease)
-    condemn = partial(condemn_due, job_id=job.job_id, lease=lease, most=BATCH_OBJECTS)
+    condemn = partial(
+        condemn_due, job_id=job.job_id, lease=lease, most=BATCH_OBJECTS, as_of=sweep.as_of
+    )
     condemned = 0
     # Each batch a short transaction: batches of the job wait for its lock.
     while some := catalog.run(f"condemning orphans of {job.name}", condemn):

@@ -73,7 +73,11 @@ def describe(dag: Any) -> dict[str, Any]:
 
 
 def describe_task(task: Any) -> dict[str, Any]:
-    """Returns a task's settings in JSON values."""
+    """Returns a task's settings in JSON values, and its links of the third job of a run `a`."""
+    from airflow.models.taskinstancekey import TaskInstanceKey
+    from airflow.providers.standard.operators.hitl import HITLOperator
+    from airflow.sdk.bases.sensor import BaseSensorOperator
+
     return {
         "owner": task.owner,
         "retries": task.retries,
@@ -82,6 +86,13 @@ def describe_task(task: Any) -> dict[str, Any]:
         "pool": task.pool,
         "mapped": task.is_mapped,
         "upstream": sorted(task.upstream_task_ids),
+        "is_sensor": isinstance(task, BaseSensorOperator),
+        "is_rescheduled": getattr(task, "mode", None) == "reschedule",
+        "awaits_input": isinstance(task, HITLOperator),
+        "links": [
+            link.get_link(task, ti_key=TaskInstanceKey(task.dag_id, task.task_id, "a", 1, 3))
+            for link in task.operator_extra_links
+        ],
     }
 
 
@@ -156,11 +167,12 @@ def give_answer(choice: str) -> None:
 
 def clean(_: str, job: str) -> list[str]:
     """Cleans a job as its task does; returns the error's name and message, if there is one."""
-    from cairn.airflow_ext.maintenance import clean_job
+    from cairn.airflow_ext.plans import apply_one
     from cairn.errors import StorageError
 
+    planned = {"action": "subsumption", "job": job, "plan": None, "report": None}
     try:
-        clean_job(job, dry_run=False)
+        apply_one(planned, {"approved": True, "by": None}, {"dry_run": False})
     except StorageError as error:
         return [type(error).__name__, str(error)]
     return []

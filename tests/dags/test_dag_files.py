@@ -80,22 +80,57 @@ def ancestors(tasks: Facts, task_id: str) -> set[str]:
     return above.union(*(ancestors(tasks, name) for name in above))
 
 
-def test_the_cleanup_maps_one_task_per_job_in_the_pool(facts: Facts) -> None:
-    tasks = facts["dags"]["subsumption_cleanup"]["tasks"]
-    assert {name: task["upstream"] for name, task in tasks.items()} == {
-        "pool_slot": [],
-        "preflight": [],
-        "list_jobs": ["preflight"],
-        "clean.plan": ["list_jobs"],
-        "clean.approve": ["clean.plan"],
-        "clean.apply": ["clean.approve", "clean.plan"],
-        "summarise": ["clean.apply"],
-    }
-    for name in ("pool_slot", "clean.plan", "clean.apply"):
-        assert tasks[name]["pool"] == "cairn_maintenance"
-    # Who waits for an answer, or looks for the pool, takes no slot of it.
-    for name in ("preflight", "clean.approve"):
-        assert tasks[name]["pool"] == "default_pool"
+GROUPS = {
+    "materialization": "materialize",
+    "metastore_housekeeping": "housekeep",
+    "orphan_sweep": "sweep",
+    "scrub": "scrub",
+    "space_amplification_compaction": "compact",
+    "subsumption_cleanup": "clean",
+}
+"""The task group of each Dag that plans."""
+
+
+def test_each_dag_with_a_plan_asks_a_person_between_planning_and_applying_it(facts: Facts) -> None:
+    assert set(GROUPS) == set(facts["dags"]) - {"drop_job"}
+    for dag_id, group in GROUPS.items():
+        tasks = facts["dags"][dag_id]["tasks"]
+        assert {name: task["upstream"] for name, task in tasks.items()} == {
+            "pool_slot": [],
+            "preflight": [],
+            "list_jobs": ["preflight"],
+            f"{group}.plan": ["list_jobs"],
+            f"{group}.approve": [f"{group}.plan"],
+            f"{group}.apply": [f"{group}.approve", f"{group}.plan"],
+            "summarise": [f"{group}.apply"],
+        }, dag_id
+        for name in ("pool_slot", f"{group}.plan", f"{group}.apply"):
+            assert tasks[name]["pool"] == "cairn_maintenance"
+
+
+def test_who_waits_takes_no_slot_of_the_pool_and_no_worker(facts: Facts) -> None:
+    """The look for the pool is rescheduled, an answer is awaited by no process, all else works."""
+    for dag_id, dag in dags(facts):
+        waiting = {
+            task_id
+            for task_id, task in dag["tasks"].items()
+            if task["is_sensor"] or task["awaits_input"]
+        }
+        assert waiting == {"preflight"} | (
+            {f"{GROUPS[dag_id]}.approve"} if dag_id in GROUPS else set()
+        )
+        for task_id in waiting:
+            task = dag["tasks"][task_id]
+            assert task["pool"] == "default_pool", (dag_id, task_id)
+            assert task["awaits_input"] or task["is_rescheduled"], (dag_id, task_id)
+
+
+def test_the_approval_and_the_application_of_a_plan_link_to_it(facts: Facts) -> None:
+    for dag_id, group in GROUPS.items():
+        tasks = facts["dags"][dag_id]["tasks"]
+        for name in ("approve", "apply"):
+            [link] = tasks[f"{group}.{name}"]["links"]
+            assert link.endswith(f"/dags/{dag_id}/runs/a/tasks/{group}.plan/mapped/3/xcom")
 
 
 def test_the_trigger_form_defaults_to_all_jobs_for_real(facts: Facts) -> None:
@@ -111,17 +146,3 @@ def test_the_doc_page_names_the_pool_and_the_variable(facts: Facts) -> None:
     page = facts["dags"]["subsumption_cleanup"]["doc_md"]
     assert "airflow pools set cairn_maintenance" in page
     assert "CAIRN_METASTORE" in page
-
-
-def test_the_compaction_plans_and_applies_in_tasks_of_their_own(facts: Facts) -> None:
-    tasks = facts["dags"]["space_amplification_compaction"]["tasks"]
-    assert {name: task["upstream"] for name, task in tasks.items()} == {
-        "pool_slot": [],
-        "preflight": [],
-        "list_jobs": ["preflight"],
-        "plan": ["list_jobs"],
-        "apply": ["plan"],
-        "summarise": ["apply"],
-    }
-    assert all(tasks[name]["mapped"] for name in ("plan", "apply"))
-    assert tasks["apply"]["pool"] == "cairn_maintenance"

@@ -15,6 +15,13 @@ from tests.maintenance.sweeping import (
 
 pytestmark = pytest.mark.airflow
 
+SET_ASIDE = (
+    "INSERT INTO cairn.quarantined_objects (quarantine_id, job_id, path, reason, size_bytes,"
+    " version, modified_at, maintenance_run_id, quarantined_until) VALUES"
+    " (gen_random_uuid(), :job, :path, 'a test', 1, 'another', now(), gen_random_uuid(),"
+    " now() + INTERVAL '7 days')"
+)
+
 
 def test_a_run_deletes_what_is_due_sets_nothing_young_aside_and_reports(
     airflow: Airflow, metastore_url: str, tmp_storage: str
@@ -22,13 +29,7 @@ def test_a_run_deletes_what_is_due_sets_nothing_young_aside_and_reports(
     job = cleaned_job(metastore_url, tmp_storage)
     *others, orphan = orphans_of(job)
     put(job.store, orphan)
-    job.execute(
-        "INSERT INTO cairn.quarantined_objects (quarantine_id, job_id, path, reason, size_bytes,"
-        " version, modified_at, maintenance_run_id, quarantined_until) VALUES"
-        " (gen_random_uuid(), :job, :path, 'a test', 1, 'another', now(), gen_random_uuid(),"
-        " now() + INTERVAL '7 days')",
-        path=others[-1],
-    )
+    job.execute(SET_ASIDE, path=others[-1])
     let_time_pass(job)
     given = {"dag": "orphan_sweep", "conf": {"job": job.name}, "overrides_params": True}
     outcome = airflow.ask("run", given, metastore_url)
@@ -38,7 +39,7 @@ def test_a_run_deletes_what_is_due_sets_nothing_young_aside_and_reports(
             "pool_slot[-1]": "success",
             "preflight[-1]": "success",
             "list_jobs[-1]": "success",
-            "sweep[0]": "success",
+            **{f"sweep.{task}[0]": "success" for task in ("plan", "approve", "apply")},
             "summarise[-1]": "success",
         },
     }
@@ -47,3 +48,22 @@ def test_a_run_deletes_what_is_due_sets_nothing_young_aside_and_reports(
     assert orphan in job.objects()
     misspelt = {**given, "conf": {"jobb": job.name}}
     assert airflow.ask("run", misspelt, metastore_url)["state"] == "failed"
+
+
+def test_a_sweep_of_most_of_a_root_asks_a_person_before_it_deletes(
+    airflow: Airflow, metastore_url: str, tmp_storage: str
+) -> None:
+    job = cleaned_job(metastore_url, tmp_storage)
+    paths = [path for path in orphans_of(job) if not path.endswith("_metadata")]
+    for path in paths:
+        job.execute(SET_ASIDE, path=path)
+    let_time_pass(job)
+    given = {"dag": "orphan_sweep", "conf": {"job": job.name}, "overrides_params": True}
+    rejected = airflow.ask("run", {**given, "answer": "Reject"}, metastore_url)
+    assert (rejected["state"], rejected["tasks"]["sweep.apply[0]"]) == ("success", "skipped")
+    assert quarantine(job) == dict.fromkeys(paths, "QUARANTINED")
+    approved = airflow.ask("run", {**given, "answer": "Approve"}, metastore_url)
+    assert (approved["state"], approved["tasks"]["sweep.apply[0]"]) == ("success", "success")
+    assert quarantine(job) == dict.fromkeys(paths, "DELETED")
+    runs = job.execute("SELECT status, passed_by FROM cairn.maintenance_runs ORDER BY planned_at")
+    assert runs[-2:] == [("REFUSED", None), ("APPLIED", "ada")]

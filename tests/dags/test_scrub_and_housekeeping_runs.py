@@ -30,7 +30,7 @@ def test_a_scrub_that_finds_damage_records_it_and_fails_without_a_retry(
     before = dump(job.url)
     # Its segments have no right bytes at all.
     outcome = run(airflow, "scrub", job, whole=True, dry_run=True)
-    assert outcome["tasks"]["scrub[0]"] == "success"
+    assert outcome["tasks"]["scrub.apply[0]"] == "success"
     assert dump(job.url) == before
     outcome = run(airflow, "scrub", job, whole=True, max_bytes_per_s=1_000_000_000)
     assert outcome["state"] == "failed"
@@ -38,7 +38,9 @@ def test_a_scrub_that_finds_damage_records_it_and_fails_without_a_retry(
         "pool_slot[-1]": "success",
         "preflight[-1]": "success",
         "list_jobs[-1]": "success",
-        "scrub[0]": "failed",
+        "scrub.plan[0]": "success",
+        "scrub.approve[0]": "success",
+        "scrub.apply[0]": "failed",
         "summarise[-1]": "upstream_failed",
     }
     damage = job.execute("SELECT DISTINCT damage FROM cairn.v_damaged_segments")
@@ -59,8 +61,11 @@ def test_housekeeping_does_every_job_in_a_task_of_its_own(
         "pool_slot[-1]": "success",
         "preflight[-1]": "success",
         "list_jobs[-1]": "success",
-        "housekeep[0]": "success",
-        "housekeep[1]": "success",
+        **{
+            f"housekeep.{task}[{index}]": "success"
+            for task in ("plan", "approve", "apply")
+            for index in range(2)
+        },
         "summarise[-1]": "success",
     }
     ended = job.execute("SELECT epoch FROM cairn.runs WHERE job_id = :job AND ended_at IS NOT NULL")
@@ -73,8 +78,8 @@ def test_the_materialization_folds_a_job_that_is_named_and_else_those_that_leave
     """This job does it itself: without its name nothing is due."""
     before = dump(job.url)
     named = run(airflow, "materialization", job, job=job.name, dry_run=True)
-    assert (named["state"], named["tasks"]["materialize[0]"]) == ("success", "success")
+    assert (named["state"], named["tasks"]["materialize.apply[0]"]) == ("success", "success")
     unnamed = run(airflow, "materialization", job)
     assert unnamed["tasks"]["summarise[-1]"] == "success"
-    assert "materialize[0]" not in unnamed["tasks"]
+    assert "materialize.plan[0]" not in unnamed["tasks"]
     assert dump(job.url) == before

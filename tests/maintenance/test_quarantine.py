@@ -24,12 +24,14 @@ from cairn.catalog.cleanup.quarantine import (
 from cairn.catalog.maintenance.leases import take_lease
 from cairn.errors import FencedError, RefusedError
 from cairn.layout import shared_file, task_manager_file
+from cairn.maintenance import sweep
 from cairn.maintenance.actions import apply_plan, plan_action
 from cairn.maintenance.housekeeping import housekeep_job
-from cairn.maintenance.orphans import Clocks, Reason
+from cairn.maintenance.orphans import Clocks, Reason, clocks_of
 from cairn.maintenance.plans import pass_breakers
 from metastore.enums import MaintenanceAction
 from tests.maintenance.sweeping import (
+    ANY_AGE,
     ANY_SHARE,
     lease_of,
     let_time_pass,
@@ -250,3 +252,28 @@ def test_a_plan_of_a_sweep_says_what_it_would_do(
     assert quarantine(job) == {}
     assert apply_plan(job.catalog, stored.run_id)["quarantined"] == len(orphans)
     assert plan_action(job.catalog, MaintenanceAction.ORPHAN_SWEEP, job.name) is None
+
+
+def test_a_plan_of_a_sweep_does_not_take_what_became_old_enough_after_it(
+    job: SyntheticJob, orphans: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sweep, "clocks_of", lambda *now, **_: clocks_of(*now, unsafe_min_age=ANY_AGE)
+    )
+    swept(job)
+    let_time_pass(job)
+    put(job.store, young := shared_file(job.job_id, 0, 2, str(uuid4())))
+    later = orphans[0]
+    due_at = "UPDATE cairn.quarantined_objects SET quarantined_until = now()"
+    unguarded(job, f"{due_at} + interval '1 h' WHERE path = '{later}'")
+    stored = plan_action(job.catalog, MaintenanceAction.ORPHAN_SWEEP, job.name)
+    assert stored is not None
+    assert (stored.plan["orphans"], stored.plan["due"]) == (1, len(orphans) - 1)
+    put(job.store, younger := shared_file(job.job_id, 1, 2, str(uuid4())))
+    unguarded(job, f"{due_at} WHERE path = '{later}'")
+    done = apply_plan(job.catalog, stored.run_id)
+    assert (done["quarantined"], done["deleted"]) == (1, len(orphans) - 1)
+    rows = quarantine(job)
+    assert (rows[later], rows[young]) == ("QUARANTINED", "QUARANTINED")
+    assert younger not in rows
+    assert younger in job.objects()

@@ -134,9 +134,11 @@ _RELEASE_KEPT = text("""
 """)
 
 _DUE = text("""
-    SELECT quarantine_id, size_bytes FROM cairn.quarantined_objects
-    WHERE job_id = :job_id AND status = 'QUARANTINED' AND quarantined_until <= now()
-    ORDER BY quarantined_until, quarantine_id
+    SELECT count(*) AS objects, CAST(coalesce(sum(size_bytes), 0) AS bigint) AS size_bytes
+    FROM cairn.quarantined_objects
+    WHERE job_id = :job_id
+      AND status = 'QUARANTINED'
+      AND quarantined_until <= least(now(), CAST(:as_of AS timestamptz))
 """)
 
 _CONDEMN = text("""
@@ -145,7 +147,7 @@ _CONDEMN = text("""
         SELECT quarantine_id FROM cairn.quarantined_objects
         WHERE job_id = :job_id
           AND status = 'QUARANTINED'
-          AND quarantined_until <= now()
+          AND quarantined_until <= least(now(), CAST(:as_of AS timestamptz))
           AND cairn.keeper_of(job_id, path, upload_id <> '') IS NULL
         ORDER BY quarantined_until, quarantine_id
         LIMIT :most
@@ -285,27 +287,28 @@ def release_kept(connection: Connection, job_id: str) -> int:
     return connection.execute(_RELEASE_KEPT, {"job_id": job_id}).rowcount
 
 
-def total_due(connection: Connection, job_id: str) -> tuple[int, int]:
-    """Returns the number and the bytes of what has been in quarantine until its time was over."""
-    rows = connection.execute(
-        text(f"SELECT count(*), CAST(coalesce(sum(size_bytes), 0) AS bigint) FROM ({_DUE}) AS due"),  # noqa: S608 - fixed
-        {"job_id": job_id},
-    )
-    objects, size_bytes = rows.one()
-    return objects, size_bytes
+def total_due(
+    connection: Connection, job_id: str, *, as_of: datetime | None = None
+) -> tuple[int, int]:
+    """Returns the number and bytes of what was due `as_of` a moment of the database; None: now."""
+    row = connection.execute(_DUE, {"job_id": job_id, "as_of": as_of}).one()
+    return row.objects, row.size_bytes
 
 
-def condemn_due(connection: Connection, job_id: str, lease: Lease, *, most: int) -> int:
+def condemn_due(
+    connection: Connection, job_id: str, lease: Lease, *, most: int, as_of: datetime | None = None
+) -> int:
     """Commits the delete intents of up to `most` objects whose time is over and that nothing keeps.
 
-    Under the job's lock and the lease. Returns how many.
+    Under the job's lock and the lease. Returns how many. `as_of`: see `total_due`.
 
     Raises:
         FencedError: this process does not hold the lease any more.
     """
     lock_job(connection, job_id, exclusive=True)
     renew_lease(connection, lease.run_id, lease.holder)
-    return connection.execute(_CONDEMN, {"job_id": job_id, "most": most}).rowcount
+    values = {"job_id": job_id, "most": most, "as_of": as_of}
+    return connection.execute(_CONDEMN, values).rowcount
 
 
 def condemned_after(

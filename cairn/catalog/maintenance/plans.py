@@ -20,6 +20,9 @@ PLAN_LIFE_MIN = 60
 """A plan older than this, by the database's clock, is refused."""
 
 _OPEN = (MaintenanceStatus.PLANNED, MaintenanceStatus.REFUSED)
+_IS_LOST = (MaintenanceRun.status == MaintenanceStatus.RUNNING) & (
+    MaintenanceRun.leased_until <= func.now()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class NewPlan:
 class StoredPlan:
     """A maintenance run's row. `result` is what applying it has changed, once it is over.
 
-    One that `is_expired` is too old to be applied, and was not.
+    One that `is_expired` cannot be applied any more, and was not: it is too old, and nobody holds
+    its lease, or it has failed.
     """
 
     run_id: UUID
@@ -117,7 +121,7 @@ def read_plan(connection: Connection, run_id: UUID) -> StoredPlan:
             run.breakers,
             run.passed_by,
             (
-                run.status.in_(_OPEN)
+                (run.status.in_(_OPEN) | _IS_LOST)
                 & (func.now() - run.planned_at > func.make_interval(0, 0, 0, 0, 0, PLAN_LIFE_MIN))
                 | (run.status == MaintenanceStatus.FAILED)
             ).label("is_expired"),
@@ -127,8 +131,8 @@ def read_plan(connection: Connection, run_id: UUID) -> StoredPlan:
     ).one_or_none()
     if row is None:
         raise BadInputError(
-            f"no plan {run_id}: `cairn runs` lists them. It may be of another metastore, or its "
-            "row was trimmed"
+            f"no plan {run_id}: `cairn runs` lists them. Its job was dropped, its row was trimmed, "
+            "or it is of another metastore"
         )
     return StoredPlan(**row._mapping)
 
@@ -140,7 +144,8 @@ def pass_breakers(connection: Connection, run_id: UUID, names: Sequence[str], by
 
     Raises:
         BadInputError: there is no such plan, or nobody is named.
-        RefusedError: a breaker spoke that is not named, or the plan is not REFUSED.
+        RefusedError: a breaker spoke that is not named, the plan is not REFUSED, or it is older
+            than `PLAN_LIFE_MIN`.
     """
     if not by.strip():
         raise BadInputError("say who passes the circuit breaker: it is recorded")
@@ -153,8 +158,17 @@ def pass_breakers(connection: Connection, run_id: UUID, names: Sequence[str], by
     if found.status is not MaintenanceStatus.REFUSED:
         if found.passed_by == by:
             return
+        by_whom = f", passed by {found.passed_by}" if found.passed_by else ""
         raise RefusedError(
-            f"plan {run_id} is {found.status}: there is no circuit breaker to pass", job=found.job
+            f"plan {run_id} is {found.status}{by_whom}: there is no circuit breaker to pass",
+            job=found.job,
+        )
+    if found.is_expired:
+        raise RefusedError(
+            f"plan {run_id} is older than {PLAN_LIFE_MIN} min, so it is too late to pass its "
+            f"circuit breakers; nothing was changed. Make a new one: `cairn plan {found.action} "
+            f"{found.job}`",
+            job=found.job,
         )
     if missing := set(found.spoken) - set(names):
         raise RefusedError(
