@@ -57,6 +57,19 @@ class MaintenanceRun(Base):
     passed_at: Mapped[datetime | None]
 
 
+class GoodRun(Base):
+    """One row per job and action: when it was last done, or there was nothing to do.
+
+    It stays when the rows of maintenance runs are trimmed.
+    """
+
+    __tablename__ = "good_runs"
+    __table_args__ = (one_of("action", MaintenanceAction),)
+    job_id: Mapped[str] = mapped_column(ForeignKey("cairn.jobs.job_id"), primary_key=True)
+    action: Mapped[MaintenanceAction] = mapped_column(enum_of(MaintenanceAction), primary_key=True)
+    finished_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
 class MaintenanceDecision(Base):
     """One row per object that a run did not treat as planned, or decision about the run itself.
 

@@ -39,7 +39,7 @@ from metastore.enums import (
 from metastore.forms import DIRECTORY_FORM, FILE_FORM, JOB_ID_FORM, STORAGE_FORM
 from metastore.group_commits import GroupCommit
 from metastore.history import HistoryDay
-from metastore.maintenance_runs import Deletion, MaintenanceDecision, MaintenanceRun
+from metastore.maintenance_runs import Deletion, GoodRun, MaintenanceDecision, MaintenanceRun
 from metastore.observations import Materialization, MaterializationTotal, UploadTotal
 from metastore.ownership import Metastore, Ownership
 from metastore.placed_segments import PlacedSegment
@@ -58,6 +58,7 @@ __all__ = [
     "Directory",
     "DirectoryStatus",
     "FileStatus",
+    "GoodRun",
     "GroupCommit",
     "HistoryDay",
     "Job",

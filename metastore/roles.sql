@@ -73,7 +73,7 @@ GRANT SELECT ON
     cairn.group_commits, cairn.physical_files, cairn.directories, cairn.placed_segments,
     cairn.upload_totals, cairn.materializations, cairn.maintenance_runs,
     cairn.maintenance_decisions, cairn.deletions, cairn.history_days, cairn.materialization_totals,
-    cairn.damaged_segments
+    cairn.damaged_segments, cairn.good_runs
     TO cairn_maintainer;
 GRANT SELECT ON cairn.tenants TO cairn_maintainer;
 GRANT UPDATE (status, ended_at) ON cairn.checkpoints TO cairn_maintainer;
@@ -83,8 +83,10 @@ GRANT UPDATE (status, condemned_at, deleted_at, verified_at) ON cairn.physical_f
 GRANT UPDATE (status, condemned_at) ON cairn.v_unneeded_files TO cairn_maintainer;
 GRANT UPDATE (status, unclaimed_at, deleted_at) ON cairn.directories TO cairn_maintainer;
 GRANT UPDATE (status) ON cairn.placed_segments, cairn.group_commits TO cairn_maintainer;
-GRANT INSERT ON cairn.maintenance_runs, cairn.maintenance_decisions, cairn.deletions
+GRANT INSERT ON
+    cairn.maintenance_runs, cairn.maintenance_decisions, cairn.deletions, cairn.good_runs
     TO cairn_maintainer;
+GRANT UPDATE (finished_at) ON cairn.good_runs TO cairn_maintainer;
 -- What a fold or a compaction writes, and what that replaces.
 GRANT INSERT ON
     cairn.physical_files, cairn.directories, cairn.placed_segments, cairn.materializations
@@ -117,5 +119,5 @@ GRANT DELETE ON
 GRANT UPDATE (name, former_name, dropped_at, current_epoch) ON cairn.jobs TO cairn_maintainer;
 GRANT DELETE ON
     cairn.jobs, cairn.runs, cairn.state_variables, cairn.history_days,
-    cairn.materialization_totals, cairn.ownerships
+    cairn.materialization_totals, cairn.good_runs, cairn.ownerships
     TO cairn_maintainer;

@@ -129,7 +129,7 @@ def test_every_metric_is_documented_as_the_code_describes_it() -> None:
 def test_the_names_in_prometheus_that_are_documented_follow_the_rule() -> None:
     examples = re.findall(r"^\| `([\w.]+)` \| `(\w+)\{", read("docs/metrics.md"), re.MULTILINE)
     kinds = {m.name: "quantile" if m.kind is MetricKind.HISTOGRAM else m.kind for m in METRICS}
-    no_labels = dict.fromkeys(("job_name", "tm_id", "subtask", "quantile"))
+    no_labels = dict.fromkeys(("job_name", "tm_id", "subtask", "action", "quantile"))
     assert examples
     for name, sample in examples:
         text = to_text([{**no_labels, "metric": name, "kind": kinds[name], "value": 1}])

@@ -27,7 +27,7 @@ def plan_one(action: str, job: str, params: Params) -> dict[str, Any]:
         AirflowFailException: it was refused, or the input is wrong; never retried.
     """
     from cairn.catalog.catalog import find_catalog  # noqa: PLC0415
-    from cairn.maintenance.plans import store  # noqa: PLC0415
+    from cairn.maintenance.plans import store_unless_empty  # noqa: PLC0415
 
     work, report, found, stored = WORK[action], None, None, None
     with airflow_errors():
@@ -37,7 +37,7 @@ def plan_one(action: str, job: str, params: Params) -> dict[str, Any]:
         else:
             plan = work.plan(catalog, job, params)
             found = in_numbers(plan.content)
-            stored = None if plan.is_empty else store(catalog, plan)
+            stored = store_unless_empty(catalog, plan)
     planned = {
         "action": action,
         "job": job,

@@ -1,8 +1,8 @@
 """Every metric of the view `v_metrics`: its name, kind, unit and meaning. The values are in SQL.
 
 Names with the groups `fileMerging`, `ChangelogStorage`, `ChangelogMaterialization` and
-`ChangelogStateBackend`, and `changelogBusyTimeMsPerSecond`, are Flink's; those with `FilePool` and
-`Storage` are metrics that Flink lacks.
+`ChangelogStateBackend`, and `changelogBusyTimeMsPerSecond`, are Flink's; those with `FilePool`,
+`Storage` and `Maintenance` are metrics that Flink lacks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class MetricScope(StrEnum):
     JOB = "job"
     TASK_MANAGER = "tm"
     SUBTASK = "subtask"
+    ACTION = "action"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Metric:
 
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricKind
-_JOB, _TM, _SUBTASK = MetricScope
+_JOB, _TM, _SUBTASK, _ACTION = MetricScope
 
 METRICS = (
     Metric(
@@ -251,6 +252,13 @@ METRICS = (
         scope=_JOB,
         unit="bytes",
         meaning="Their size.",
+    ),
+    Metric(
+        name="Maintenance.secondsSinceLastGoodRun",
+        kind=_GAUGE,
+        scope=_ACTION,
+        unit="s",
+        meaning="Since a maintenance action was last done for the job, or had nothing to do.",
     ),
 )
 """In the order of the documentation."""

@@ -20,6 +20,7 @@ _COLUMNS = {
     "metric": "metric",
     "tm_id": "executor",
     "subtask": "subtask",
+    "action": "action",
     "kind": "kind",
     "quantile": "quantile",
     "value": "value",
@@ -71,7 +72,7 @@ def _read(catalog: Catalog, job: str | None) -> Sequence[Mapping[str, Any]]:
     of_job = "" if job is None else "WHERE job_id = :job_id "
     query = (
         f"SELECT * FROM cairn.v_metrics {of_job}"  # noqa: S608 - fixed texts
-        "ORDER BY job_name, metric, tm_id, subtask, quantile, kind"
+        "ORDER BY job_name, metric, tm_id, subtask, action, quantile, kind"
     )
     return read_view(catalog, query, job)
 

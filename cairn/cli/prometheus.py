@@ -17,7 +17,13 @@ _TYPES = {
 }
 _SUFFIXES = {"counter": "_total", "gauge": "", "quantile": "", "sum": "_sum", "count": "_count"}
 """By what a row is."""
-_LABELS = {"job_name": "job", "tm_id": "tm", "subtask": "subtask", "quantile": "quantile"}
+_LABELS = {
+    "job_name": "job",
+    "tm_id": "tm",
+    "subtask": "subtask",
+    "action": "action",
+    "quantile": "quantile",
+}
 """By the column that a label's value is in; a row has the labels that it has values for."""
 
 

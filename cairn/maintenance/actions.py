@@ -10,7 +10,7 @@ from cairn.catalog.catalog import Catalog
 from cairn.catalog.maintenance.plans import StoredPlan
 from cairn.errors import RefusedError
 from cairn.maintenance import cleanup, compaction, heal, materialization, recorded_work, sweep
-from cairn.maintenance.plans import Action, read, refuse_spoken, store
+from cairn.maintenance.plans import Action, read, refuse_spoken, store_unless_empty
 from cairn.maintenance.progress import Progress, silent
 from metastore.enums import MaintenanceAction, MaintenanceStatus
 
@@ -35,8 +35,7 @@ def plan_action(catalog: Catalog, action: MaintenanceAction, job: str) -> Stored
     Raises:
         BadInputError, RefusedError, StoreFailedError: the planner's.
     """
-    plan = ACTIONS[action].plan(catalog, job)
-    return None if plan.is_empty else store(catalog, plan)
+    return store_unless_empty(catalog, ACTIONS[action].plan(catalog, job))
 
 
 def apply_plan(catalog: Catalog, run_id: UUID, *, progress: Progress = silent) -> Mapping[str, Any]:

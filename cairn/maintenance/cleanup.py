@@ -22,7 +22,7 @@ from cairn.catalog.cleanup.snapshot import (
     read_snapshot,
 )
 from cairn.catalog.maintenance.facts import job_now
-from cairn.catalog.maintenance.plans import PLAN_LIFE_MIN, StoredPlan
+from cairn.catalog.maintenance.plans import PLAN_LIFE_MIN, StoredPlan, note_good_run
 from cairn.errors import RefusedError
 from cairn.maintenance.breakers import PlannedDeletes, counted_files, limits_of
 from cairn.maintenance.deleter import delete_condemned, delete_directories
@@ -92,7 +92,12 @@ def cleanup_job(
     if dry_run:
         return _forecast(catalog, snapshot, plan)
     applied = _apply_plans(catalog, snapshot, plan, progress)
-    return _finish(catalog, snapshot.job, objects, applied, progress)
+    report = _finish(catalog, snapshot.job, objects, applied, progress)
+    catalog.run(
+        f"noting that job {job_name} is clean",
+        lambda c: note_good_run(c, snapshot.job.job_id, MaintenanceAction.SUBSUMPTION),
+    )
+    return report
 
 
 def plan_cleanup(catalog: Catalog, job_name: str) -> Plan:

@@ -23,7 +23,7 @@ from cairn.maintenance.breakers import PlannedDeletes
 from cairn.maintenance.compaction_plan import CompactionOptions, CompactionPlan, plan_compaction
 from cairn.maintenance.copies import Copied, copy_all, new_files
 from cairn.maintenance.held_lease import held_lease
-from cairn.maintenance.plans import Plan, read, refuse_spoken, store
+from cairn.maintenance.plans import Plan, read, refuse_spoken, store_unless_empty
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.ownership.check import check_before_cleanup
@@ -101,10 +101,8 @@ def plan_job(
         BadInputError, RefusedError: see `compact_job`.
     """
     facts, plan = _plan(catalog, job_name, options)
-    if dry_run or plan.is_empty:
-        return CompactionReport(plan=plan, plan_id=None, done=None)
-    stored = store(catalog, _stored_form(facts, plan))
-    return CompactionReport(plan=plan, plan_id=stored.run_id, done=None)
+    stored = None if dry_run else store_unless_empty(catalog, _stored_form(facts, plan))
+    return CompactionReport(plan=plan, plan_id=stored and stored.run_id, done=None)
 
 
 def plan_action(catalog: Catalog, job_name: str, options: CompactionOptions | None = None) -> Plan:

@@ -16,7 +16,7 @@ from cairn.maintenance.breakers import PlannedDeletes
 from cairn.maintenance.fold import FoldReport, fold_shares
 from cairn.maintenance.fold_plan import due_shares, of_json, to_json, together
 from cairn.maintenance.held_lease import held_lease
-from cairn.maintenance.plans import Plan, store
+from cairn.maintenance.plans import Plan, store_unless_empty
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.ownership.check import require_owner
@@ -62,9 +62,9 @@ def materialize_job(
         due=len(due),
         due_bytes=sum(one.size_bytes for one in due),
     )
-    if dry_run or plan.is_empty:
+    if dry_run or (stored := store_unless_empty(catalog, plan)) is None:
         return planned
-    return replace(planned, **apply_folds(catalog, store(catalog, plan), progress))
+    return replace(planned, **apply_folds(catalog, stored, progress))
 
 
 def plan_folds(catalog: Catalog, job_name: str) -> Plan:

@@ -61,6 +61,21 @@ def digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def store_unless_empty(catalog: Catalog, plan: Plan) -> StoredPlan | None:
+    """Stores a plan and returns its row; of an empty one it notes that there was nothing to do.
+
+    Raises:
+        BadInputError: see `store`.
+    """
+    if not plan.is_empty:
+        return store(catalog, plan)
+    catalog.run(
+        f"noting that job {plan.job.name} needs no {plan.action}",
+        lambda c: rows.note_good_run(c, plan.job.job_id, plan.action),
+    )
+    return None
+
+
 def store(catalog: Catalog, plan: Plan) -> StoredPlan:
     """Stores a plan, REFUSED if a circuit breaker speaks about it; returns its row.
 

@@ -17,7 +17,7 @@ from cairn.catalog.maintenance.plans import StoredPlan
 from cairn.maintenance.breakers import PlannedDeletes
 from cairn.maintenance.held_lease import held_lease
 from cairn.maintenance.housekeeping import HousekeepingReport, housekeep_job
-from cairn.maintenance.plans import Plan, store
+from cairn.maintenance.plans import Plan, store_unless_empty
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.scrub import DEFAULT_SAMPLE_PERCENT, ScrubReport, scrub_job
 from metastore.enums import MaintenanceAction, MaintenanceStatus
@@ -104,7 +104,7 @@ def scrub_and_record(
     """
     options = {"sample_percent": sample_percent, "max_bytes_per_s": max_bytes_per_s}
     plan = plan_scrub(catalog, job_name, **options)  # type: ignore[arg-type]
-    if dry_run or plan.is_empty:
+    if dry_run or (stored := store_unless_empty(catalog, plan)) is None:
         return scrub_job(
             catalog,
             job_name,
@@ -113,7 +113,7 @@ def scrub_and_record(
             dry_run=dry_run,
             progress=progress,
         )
-    return ScrubReport(**apply_scrub(catalog, store(catalog, plan), progress))
+    return ScrubReport(**apply_scrub(catalog, stored, progress))
 
 
 def housekeep_and_record(
@@ -124,9 +124,10 @@ def housekeep_and_record(
     Raises:
         see `housekeep_job`.
     """
-    if dry_run or (plan := plan_housekeeping(catalog, job_name)).is_empty:
+    stored = None if dry_run else store_unless_empty(catalog, plan_housekeeping(catalog, job_name))
+    if stored is None:
         return housekeep_job(catalog, job_name, dry_run=dry_run, progress=progress)
-    return HousekeepingReport(**apply_housekeeping(catalog, store(catalog, plan), progress))
+    return HousekeepingReport(**apply_housekeeping(catalog, stored, progress))
 
 
 def _under_lease(

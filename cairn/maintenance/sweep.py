@@ -36,7 +36,7 @@ from cairn.maintenance.deleter import BATCH_OBJECTS, delete_empty_directories, d
 from cairn.maintenance.find_orphans import Finder, Tally
 from cairn.maintenance.orphan_spill import OrphanSpill
 from cairn.maintenance.orphans import Clocks, Reason, clocks_of
-from cairn.maintenance.plans import Plan, refuse_spoken, store
+from cairn.maintenance.plans import Plan, refuse_spoken, store_unless_empty
 from cairn.maintenance.progress import Progress, silent
 from cairn.maintenance.storages import open_allowed
 from cairn.ownership.check import check_before_cleanup, require_owner
@@ -127,9 +127,9 @@ def sweep_job(
         if dry_run:
             return _forecast(sweep)
         plan = _plan_of(sweep)
-        if plan.is_empty:
+        stored = store_unless_empty(catalog, plan)
+        if stored is None:
             return _end(sweep, _report(sweep))
-        stored = store(catalog, plan)
         refuse_spoken(stored)
         return _apply(sweep, stored)
 

@@ -6,7 +6,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF (
         TG_TABLE_NAME IN (
-            'checkpoints', 'history_days', 'maintenance_decisions', 'maintenance_runs',
+            'checkpoints', 'good_runs', 'history_days', 'maintenance_decisions', 'maintenance_runs',
             'materialization_totals', 'ownerships', 'quarantined_objects', 'run_requests', 'runs',
             'state_variables'
         )
@@ -36,6 +36,9 @@ EXECUTE FUNCTION cairn.refuse_trim('an ownership is deleted with its job only');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.history_days FOR EACH ROW
 EXECUTE FUNCTION cairn.refuse_trim('sums of trimmed rows are deleted with their job only');
+
+CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.good_runs FOR EACH ROW
+EXECUTE FUNCTION cairn.refuse_trim('when an action was last done is deleted with its job only');
 
 CREATE OR REPLACE TRIGGER guard_trim BEFORE DELETE ON cairn.materialization_totals FOR EACH ROW
 EXECUTE FUNCTION cairn.refuse_trim('sums of materializations are deleted with their job only');

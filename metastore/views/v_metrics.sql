@@ -1,6 +1,7 @@
--- Grain: one row per job and value of a metric: one each per task manager or subtask where the
---   metric is by these, and several of a histogram.
--- Columns: job_id, job_name, tm_id (the executor) and subtask (null where the metric is not by it),
+-- Grain: one row per job and value of a metric: one each per task manager, subtask or action where
+--   the metric is by these, and several of a histogram.
+-- Columns: job_id, job_name, tm_id (the executor), subtask and action (of the maintenance; null where
+--   the metric is not by it),
 --   metric (Flink's name where Flink has it), kind (counter or gauge; of a histogram quantile, sum
 --   or count), quantile (0.5 to 0.999; else null), value. docs/metrics.md has every metric, its unit
 --   and what it means.
@@ -13,6 +14,7 @@ SELECT
     j.name AS job_name,
     CAST(NULL AS text) AS tm_id,
     CAST(NULL AS bigint) AS subtask,
+    CAST(NULL AS text) AS action,
     m.metric,
     m.kind,
     CAST(NULL AS double precision) AS quantile,
@@ -70,6 +72,7 @@ SELECT
     j.job_id,
     j.name,
     u.tm_id,
+    NULL,
     NULL,
     m.metric,
     m.kind,
@@ -149,6 +152,7 @@ SELECT
     j.name,
     NULL,
     s.subtask,
+    NULL,
     m.metric,
     m.kind,
     NULL,
@@ -172,6 +176,7 @@ SELECT
     j.name,
     NULL,
     s.subtask,
+    NULL,
     m.metric,
     'gauge',
     NULL,
@@ -205,8 +210,22 @@ CROSS JOIN LATERAL (
         ('ChangelogStateBackend.lastFullSizeOfNonMaterialization', s.size_bytes),
         ('ChangelogStateBackend.lastIncSizeOfNonMaterialization', s.new_bytes)
 ) AS m (metric, value)
-WHERE m.value IS NOT NULL;
+WHERE m.value IS NOT NULL
+UNION ALL
+SELECT
+    j.job_id,
+    j.name,
+    NULL,
+    NULL,
+    g.action,
+    'Maintenance.secondsSinceLastGoodRun',
+    'gauge',
+    NULL,
+    CAST(greatest(0, extract(EPOCH FROM now() - g.finished_at)) AS double precision)
+FROM cairn.jobs AS j
+JOIN cairn.good_runs AS g ON g.job_id = j.job_id
+WHERE j.dropped_at IS NULL;
 
 COMMENT ON VIEW cairn.v_metrics IS
-    'One row per job and value of a metric, by task manager, subtask or quantile where it is by '
+    'One row per job and value of a metric, by task manager, subtask, action or quantile where it is by '
     'these: the metrics of Flink by their names, and what Flink lacks.';

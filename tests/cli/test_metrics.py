@@ -45,6 +45,9 @@ def rows(metastore_url: str) -> Rows:
     made.upload(2, size_bytes=100, tm_id="1-ab")
     for kind in ("keyed_full", "keyed_increment"):
         made.materialization(1, kind=kind, finished_at=text("now()"), size_bytes=50)
+    made.execute(
+        text("INSERT INTO cairn.good_runs (job_id, action) SELECT job_id, 'scrub' FROM cairn.jobs")
+    )
     return made
 
 
@@ -85,6 +88,8 @@ def test_the_text_has_every_metric_by_the_documented_rule(cairn: Cairn, rows: Ro
     assert found[labelled(f"{sizes}_sum", tm="1-ab")] == 400
     assert found[labelled(f"{sizes}_count", tm="1-ab")] == 2
     assert found[labelled("cairn_Storage_rewriteBytes_total", subtask="1")] == 100
+    since = labelled("cairn_Maintenance_secondsSinceLastGoodRun", action="scrub")
+    assert 0 <= found[since] < 3600
 
 
 def test_the_text_has_one_sample_for_each_row_of_the_view(cairn: Cairn, rows: Rows) -> None:

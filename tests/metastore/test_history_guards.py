@@ -276,9 +276,14 @@ def test_runs_state_variables_and_sums_are_never_deleted(rows: Rows) -> None:
             " VALUES (:job, 1, 'count', 'value', '{}')"
         ).bindparams(job=rows.job_id)
     )
+    rows.execute(
+        text("INSERT INTO cairn.good_runs (job_id, action) VALUES (:job, 'scrub')").bindparams(
+            job=rows.job_id
+        )
+    )
     rows.materialization(finished_at=text("now()"))
     assert delete(rows, "materializations") == 1
-    for table in ("runs", "state_variables", "history_days", "materialization_totals"):
+    for table in ("runs", "state_variables", "history_days", "good_runs", "materialization_totals"):
         assert_refused(rows, table, "with (its|their) job only", role="postgres")
 
 

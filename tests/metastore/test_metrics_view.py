@@ -12,8 +12,9 @@ from sqlalchemy import text, update
 from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.files import seal_files
 from cairn.catalog.job.upload_stats import UploadStats
+from cairn.catalog.maintenance.plans import note_good_run
 from cairn.catalog.metrics import METRICS, MetricKind, MetricScope
-from metastore.enums import Scope
+from metastore.enums import MaintenanceAction, Scope
 from metastore.models import Deletion, Job, PhysicalFile
 from tests.metastore.metric_values import histogram, metric, metric_rows
 from tests.metastore.rows import Rows
@@ -57,17 +58,52 @@ def test_every_metric_that_is_described_is_in_the_view_and_no_other(begun: Rows)
     begun.upload(2)
     for kind in ("keyed_full", "keyed_increment"):
         begun.materialization(kind=kind, finished_at=datetime.now(UTC), size_bytes=1)
+    note(begun, MaintenanceAction.SCRUB)
     kinds: dict[str, set[str]] = {}
     scopes: dict[str, MetricScope] = {}
     for row in metric_rows(begun.url, begun.job_id):
         kinds.setdefault(row["metric"], set()).add(row["kind"])
         by = MetricScope.SUBTASK if row["subtask"] is not None else MetricScope.JOB
+        by = MetricScope.ACTION if row["action"] is not None else by
         scopes[row["metric"]] = by if row["tm_id"] is None else MetricScope.TASK_MANAGER
     assert kinds == {
         known.name: HISTOGRAM_KINDS if known.kind is MetricKind.HISTOGRAM else {known.kind.value}
         for known in METRICS
     }
     assert scopes == {known.name: known.scope for known in METRICS}
+
+
+def note(rows: Rows, action: MaintenanceAction) -> None:
+    rows.catalog.run("noting", lambda c: note_good_run(c, rows.job_id, action))
+
+
+def seconds_since(rows: Rows) -> dict[str, float]:
+    """Returns by action how long ago it was last done, in seconds without a fraction."""
+    return {
+        row["action"]: row["value"] // 1
+        for row in metric_rows(rows.url, rows.job_id)
+        if row["metric"] == "Maintenance.secondsSinceLastGoodRun"
+    }
+
+
+def test_the_time_since_an_action_was_done_or_had_nothing_to_do_outlives_its_rows(
+    rows: Rows,
+) -> None:
+    assert seconds_since(rows) == {}
+    note(rows, MaintenanceAction.SCRUB)
+    rows.maintenance_run("PLANNED")
+    assert set(seconds_since(rows)) == {"scrub"}, "a plan is no run"
+    rows.execute(text("UPDATE cairn.maintenance_runs SET status = 'APPLIED'"))
+    assert set(seconds_since(rows)) == {"scrub", "subsumption"}
+    rows.execute(text("UPDATE cairn.good_runs SET finished_at = now() - interval '100 s'"))
+    rows.execute(text("UPDATE cairn.maintenance_runs SET planned_at = now() - interval '2 h'"))
+    rows.execute(text("DELETE FROM cairn.maintenance_runs"))
+    assert seconds_since(rows) == {"scrub": 100, "subsumption": 100}
+    note(rows, MaintenanceAction.SCRUB)
+    assert seconds_since(rows) == {"scrub": 0, "subsumption": 100}
+    rows.execute(text("UPDATE cairn.good_runs SET finished_at = now() + interval '100 s'"))
+    note(rows, MaintenanceAction.SCRUB)
+    assert seconds_since(rows) == {"scrub": 0, "subsumption": 0}, "a clock went back"
 
 
 def test_a_job_that_has_done_nothing_has_its_own_metrics_only(rows: Rows) -> None:

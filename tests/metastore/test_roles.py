@@ -53,6 +53,7 @@ DROPPED = {
     "state_variables",
     "history_days",
     "materialization_totals",
+    "good_runs",
     "ownerships",
 }
 """Whose rows leave it with their job only."""
@@ -100,6 +101,7 @@ MAINTAINER_CHANGES = {
     "checkpoints": {"status", "ended_at"},
     "pins": {"removed_at"},
     "runs": {"ended_at"},
+    "good_runs": {"finished_at"},
     "physical_files": {
         "status",
         "size_bytes",
@@ -141,6 +143,7 @@ MAINTAINER_ADDS = {
     "deletions",
     "quarantined_objects",
     "damaged_segments",
+    "good_runs",
     # Of folds and compactions.
     "physical_files",
     "directories",

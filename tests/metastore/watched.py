@@ -20,6 +20,7 @@ from metastore.models import Base
 
 BOUNDED = {
     "directories",
+    "good_runs",
     "history_days",
     "jobs",
     "materialization_totals",

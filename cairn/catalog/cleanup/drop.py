@@ -189,6 +189,7 @@ TABLES = (
     "checkpoints",
     "state_variables",
     "materialization_totals",
+    "good_runs",
     "history_days",
     "run_requests",
     "runs",

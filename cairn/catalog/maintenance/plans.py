@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cairn.catalog.job.fencing import lock_job
@@ -23,6 +23,15 @@ _OPEN = (MaintenanceStatus.PLANNED, MaintenanceStatus.REFUSED)
 _IS_LOST = (MaintenanceRun.status == MaintenanceStatus.RUNNING) & (
     MaintenanceRun.leased_until <= func.now()
 )
+
+
+_NOTE_GOOD_RUN = text("""
+    INSERT INTO cairn.good_runs AS g (job_id, action)
+    SELECT j.job_id, :action FROM cairn.jobs AS j
+    WHERE j.job_id = :job_id AND j.dropped_at IS NULL
+    ON CONFLICT (job_id, action) DO UPDATE
+    SET finished_at = greatest(g.finished_at, excluded.finished_at)
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +105,14 @@ def store_plan(connection: Connection, run_id: UUID, new: NewPlan) -> None:
     ).rowcount
     if stored:
         _note(connection, run_id, new.job_id, DecisionKind.REFUSED, new.breakers)
+
+
+def note_good_run(connection: Connection, job_id: str, action: MaintenanceAction) -> None:
+    """Notes that an action had nothing to do for a job; of one that was done a trigger notes it.
+
+    Of a job that was dropped nothing is noted.
+    """
+    connection.execute(_NOTE_GOOD_RUN, {"job_id": job_id, "action": action.value})
 
 
 def read_plan(connection: Connection, run_id: UUID) -> StoredPlan:

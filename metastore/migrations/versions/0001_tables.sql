@@ -102,6 +102,17 @@ CREATE TABLE cairn.maintenance_runs (
 CREATE INDEX ix_maintenance_runs__planned
     ON cairn.maintenance_runs (job_id, planned_at);
 
+CREATE TABLE cairn.good_runs (
+    job_id TEXT NOT NULL,
+    action VARCHAR(16) NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_good_runs PRIMARY KEY (job_id, action),
+    CONSTRAINT ck_good_runs__action_known
+        CHECK (action IN ('subsumption', 'materialization', 'compaction', 'orphan_sweep', 'scrub',
+            'heal', 'housekeeping')),
+    CONSTRAINT fk_good_runs__job_id FOREIGN KEY (job_id) REFERENCES cairn.jobs (job_id)
+);
+
 CREATE TABLE cairn.maintenance_decisions (
     maintenance_run_id UUID NOT NULL,
     decision VARCHAR(16) NOT NULL,
