@@ -102,7 +102,8 @@ def plan_job(
     """
     facts, plan = _plan(catalog, job_name, options)
     stored = None if dry_run else store_unless_empty(catalog, _stored_form(facts, plan))
-    return CompactionReport(plan=plan, plan_id=stored and stored.run_id, done=None)
+    plan_id = None if stored is None else stored.run_id
+    return CompactionReport(plan=plan, plan_id=plan_id, done=None)
 
 
 def plan_action(catalog: Catalog, job_name: str, options: CompactionOptions | None = None) -> Plan:
