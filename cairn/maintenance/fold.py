@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from cairn.segments.fold import fold
 from cairn.storage import ObjectStore
 
 FILE_BYTES = 64 << 20
-"""A file ends with the base that reaches this. Bases wait for it in memory."""
+"""A file ends with the base that reaches this. Bases wait in memory for it and for the last one."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ def fold_shares(
 ) -> FoldReport:
     """Folds some shares as of the newest checkpoint that Spark has committed.
 
-    Costs one transaction to read, one a file, and one to install. Uses memory for `FILE_BYTES` and
-    what `cairn.segments.fold` needs, however large the shares are.
+    Costs one transaction to read, one a file, and one to install. Uses memory for `FILE_BYTES`,
+    twice, and what `cairn.segments.fold` needs, however large the shares are.
 
     Raises:
         FencedError: the process does not hold the lease any more; nothing is installed.
@@ -95,11 +96,11 @@ def fold_inputs(
     Raises:
         see `fold_shares`.
     """
-    files = _Files(catalog, job, store, lease)
-    for one in inputs:
-        for base in _bases(job, store, one, scratch):
-            files.add(one, base)
-    files.write()
+    with _Files(catalog, job, store, lease) as files:
+        for one in inputs:
+            for base in _bases(job, store, one, scratch):
+                files.add(one, base)
+        files.finish()
     folds = [Folded(one, files.bases_of(one)) for one in inputs]
     refused: list[FoldInput] = []
     if folds:
@@ -133,7 +134,10 @@ def _bases(
 
 
 class _Files:
-    """Bases on their way into files, several to a file."""
+    """Bases on their way into files, several to a file.
+
+    A thread writes a file while the bases of the next are made, so two are in memory at most.
+    """
 
     def __init__(
         self, catalog: Catalog, job: JobFacts, store: ObjectStore, lease: LeaseRef
@@ -142,25 +146,49 @@ class _Files:
         self._to = (catalog, job, store, lease)
         self._waiting: list[tuple[Share, FoldedBase]] = []
         self._written: dict[Share, list[tuple[WrittenFile, SegmentHandle]]] = {}
+        self._thread = ThreadPoolExecutor(1)
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Nothing writes any more when the lease is given up.
+        self._thread.shutdown()
 
     def add(self, of: FoldInput, base: FoldedBase) -> None:
         self._waiting.append((of.share, base))
         if sum(base.spec.size_bytes for _, base in self._waiting) >= FILE_BYTES:
-            self.write()
+            self._begin()
 
-    def write(self) -> None:
-        """Writes the bases that wait as one file."""
-        if not self._waiting:
-            return
-        pieces = [piece for _, base in self._waiting for piece in base.pieces]
+    def finish(self) -> None:
+        """Writes what waits, and returns once all files are written."""
+        self._begin()
+        self._end()
+
+    def _begin(self) -> None:
+        self._end()
+        if self._waiting:
+            self._under_way = self._thread.submit(self._write, self._waiting)
+            self._waiting = []
+
+    def _end(self) -> None:
+        """Waits for the file that is being written, and raises what went wrong with it."""
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+    def _write(self, bases: list[tuple[Share, FoldedBase]]) -> None:
+        """Writes bases as one file, and lets go of their bytes."""
+        pieces = [piece for _, base in bases for piece in base.pieces]
         written = write_leased_file(*self._to, pieces)
         offset = 0
-        for share, base in self._waiting:
+        for share, base in bases:
             handle = base.spec.at(written.path, offset)
             self._written.setdefault(share, []).append((written.file, handle))
             offset += base.spec.size_bytes
         self.written_bytes += offset
-        self._waiting.clear()
+        bases.clear()
 
     def bases_of(self, one: FoldInput) -> Sequence[tuple[WrittenFile, SegmentHandle]]:
         return self._written[one.share]

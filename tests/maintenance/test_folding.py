@@ -19,6 +19,7 @@ from cairn.maintenance import leased_files
 from cairn.maintenance.actions import apply_plan
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.verify import verification_of
+from cairn.segments.fold import fold
 from cairn.storage import ObjectStore, open_store
 from tests.maintenance.folds import FoldedJob
 from tests.runtime.tasks import BIG, read_back, remembered
@@ -297,6 +298,49 @@ def test_a_large_share_is_written_to_several_files(
     files = "SELECT count(*) FROM cairn.physical_files WHERE scope = 'maintenance'"
     assert job.scalar(files) >= 2
     assert read_back(job.plan, job.run(1)) == state(job)
+
+
+def test_bases_are_made_while_the_file_before_them_is_written(
+    job: FoldedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.run(3)
+    made = [threading.Event(), threading.Event()]
+    write = leased_files.write_leased_file
+    written: list[bool] = []
+
+    def folded(*given: Any, subtask: int, **named: Any) -> Any:
+        for base in fold(*given, subtask=subtask, **named):
+            made[subtask].set()
+            yield base
+
+    def wait_and_write(*given: Any) -> leased_files.LeasedFile:
+        written.append(made[1].wait(20))
+        return write(*given)
+
+    monkeypatch.setattr(folding, "FILE_BYTES", 1)
+    monkeypatch.setattr(folding, "fold", folded)
+    monkeypatch.setattr(folding, "write_leased_file", wait_and_write)
+    assert job.fold()["folded"] == 2
+    assert written == [True, True]
+    newest = job.run(1)
+    assert read_back(job.plan, newest) == state(job)
+
+
+def test_a_fold_whose_file_cannot_be_written_installs_nothing(
+    job: FoldedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.run(3)
+
+    def fail(*_: object) -> leased_files.LeasedFile:
+        raise StorageError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folding, "FILE_BYTES", 1)
+        patch.setattr(folding, "write_leased_file", fail)
+        with pytest.raises(StorageError, match="no room"):
+            job.fold()
+    assert "keyed_full" not in job.kinds(job.run(2))
+    assert job.fold()["folded"] == 2
 
 
 def test_two_maintainers_of_two_plans_fold_once(job: FoldedJob) -> None:
