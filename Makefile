@@ -44,7 +44,7 @@ bench-rescale: $(READY) ## Count what the subtasks of another parallelism read (
 bench-metastore: $(READY) ## Load the metastore, with the code of an earlier commit beside it (BENCH_ARGS="--quick")
 	@$(BIN)/python -m benchmarks.metastore $(BENCH_ARGS)
 
-bench-maintenance: $(READY) ## Plan and delete beside 10 million live segments (BENCH_ARGS="--quick")
+bench-maintenance: $(READY) ## Measure the maintenance, and a stream beside it (BENCH_ARGS="--quick")
 	@$(BIN)/python -m benchmarks.maintenance $(BENCH_ARGS)
 
 picture: $(READY) ## Draw the README's picture from the tables of docs/performance.md

@@ -33,6 +33,7 @@ WORKLOADS = {
     "listing": "maintenance_listing:measure_listing",
     "compaction": "maintenance_compaction:measure_compaction",
     "fold": "maintenance_fold:measure_fold",
+    "stream": "maintenance_stream:measure_stream",
 }
 """By name: processes that are measured import this module, and not what they do not need."""
 

@@ -32,7 +32,7 @@ class Sizes:
     compacted_files: int = 32
     segment_bytes: int = 16 << 20
     """Of a base in such a file, which has four of which one is live."""
-    folded: Sequence[Sequence[int]] = ((1_000, 400_000), (100, 500_000))
+    folded: Sequence[Sequence[int]] = ((1_000, 200_000), (100, 400_000))
     """Of each state that is folded the bytes of an entry, and the entries."""
     stream_keys: int = 200_000
     stream_rows: int = 10_000
