@@ -1,6 +1,6 @@
-"""Pages of a bucket's listing, read twenty times as fast as boto3 does.
+"""Pages of a bucket's listing, read in a fifth of the time that boto3 takes.
 
-boto3 computes 45 ms for a page of 1,000 objects, and holds Python's lock meanwhile. So threads that
+boto3 computes 50 ms for a page of 1,000 objects, and holds Python's lock meanwhile. So threads that
 list at once would wait for each other, and not for the store.
 """
 
