@@ -32,8 +32,9 @@ class LocalAirflow:
     """Airflow in `home`, its UI and API on `http://localhost:<port>`, user `admin`.
 
     `variables` are added to the environment of its processes. With `scheduled`, Dags run by their
-    schedules (the newest slot that has passed at once), else only when they are triggered. Every
-    process that it starts is in a session of its own, and none is left after `stop`.
+    schedules (the newest slot that has passed at once) and may be deferred, else only when they are
+    triggered. Every process that it starts is in a session of its own, and none is left after
+    `stop`.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class LocalAirflow:
             raise AirflowFailedError(f"airflow db migrate failed:\n{_tail(log)}")
 
     def start(self) -> None:
-        """Starts scheduler, Dag processor and API server; returns at once.
+        """Starts its processes; returns at once.
 
         Raises:
             AirflowFailedError: the port is taken.
         """
         self._check_port()
-        for name in COMPONENTS:
+        # Tasks are deferred by Dags that people trigger; the demo has none of these.
+        for name in (*COMPONENTS, *(["triggerer"] if self._scheduled else [])):
             command = [sys.executable, "-m", "airflow", name]
             if name == "api-server":
                 command += ["--host", "127.0.0.1", "--port", str(self._port)]

@@ -113,7 +113,11 @@ def _arguments(storage: str) -> list[str]:
         # So that who watches sees files go; too short for a metastore that has to be restored.
         "--file-retention": "1 min",
     }
-    return ["--keep-running", *(str(word) for pair in arguments.items() for word in pair)]
+    return [
+        "--keep-running",
+        "--supervised",
+        *(str(word) for pair in arguments.items() for word in pair),
+    ]
 
 
 def _tell(airflow: LocalAirflow, console: Console) -> None:
@@ -122,6 +126,7 @@ def _tell(airflow: LocalAirflow, console: Console) -> None:
         f"Postgres  {resolve_url(METASTORE)}",
         f"Stream    counts the words of every text file put into {BUILD / 'source'}",
         f"Look      .venv/bin/cairn jobs --metastore {METASTORE}",
+        f"Rescale   .venv/bin/cairn rescale wordcount --parallelism 6 --metastore {METASTORE}",
         "Stop      Ctrl-C",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

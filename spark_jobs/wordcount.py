@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessor,
     StatefulProcessorHandle,
@@ -83,6 +84,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--keep-running", action="store_true", help="wait for new files instead of stopping"
     )
     parser.add_argument(
+        "--supervised",
+        action="store_true",
+        help="start it again after failures, and rescale or stop it when asked (cairn.run)",
+    )
+    parser.add_argument(
         "--heartbeat", action="store_true", help="a batch a second while there are no new files"
     )
     return parser.parse_args(argv)
@@ -117,17 +123,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         parallelism=args.parallelism,
         options=options,
     )
-    stream = words(session, args.source, args.files_per_batch)
-    counts = job.groupBy(stream, "word", "window_start").transformWithState(
-        CountWords(), "word string, window_start timestamp, n long", "Update", "None"
-    )
-    writer = counts.writeStream.format("noop").outputMode("update")
-    writer = writer.option("checkpointLocation", args.spark_checkpoint)
-    if args.keep_running:
-        writer = writer.trigger(processingTime="1 second")
+
+    def build(job: cairn.Job) -> StreamingQuery:
+        stream = words(session, args.source, args.files_per_batch)
+        counts = job.groupBy(stream, "word", "window_start").transformWithState(
+            CountWords(), "word string, window_start timestamp, n long", "Update", "None"
+        )
+        writer = counts.writeStream.format("noop").outputMode("update")
+        writer = writer.option("checkpointLocation", args.spark_checkpoint)
+        if args.keep_running:
+            return writer.trigger(processingTime="1 second").start()
+        return writer.trigger(availableNow=True).start()
+
+    if args.supervised:
+        cairn.run(build, job)
     else:
-        writer = writer.trigger(availableNow=True)
-    writer.start().awaitTermination()
+        build(job).awaitTermination()
 
 
 if __name__ == "__main__":
