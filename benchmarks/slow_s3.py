@@ -50,15 +50,26 @@ class SlowS3:
         return f"s3://{_BUCKET}"
 
     def __enter__(self) -> SlowS3:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # Asked often whether to stop: tests start and stop one each.
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self._environment = dict(os.environ)
         for name in _REMOVED:
             os.environ.pop(name, None)
         os.environ.update(_SET, AWS_ENDPOINT_URL=f"http://127.0.0.1:{self._server.port}")
-        client = boto3.Session().client("s3", config=Config(s3={"addressing_style": "path"}))
-        client.create_bucket(Bucket=_BUCKET)
-        client.close()
+        self._client = boto3.Session().client("s3", config=Config(s3={"addressing_style": "path"}))
+        self._client.create_bucket(Bucket=_BUCKET)
         return self
+
+    def empty(self) -> None:
+        """Removes all objects and unfinished uploads."""
+        bucket: Any = {"Bucket": _BUCKET}
+        while found := self._client.list_objects_v2(**bucket).get("Contents"):
+            keys: Any = {"Objects": [{"Key": one["Key"]} for one in found], "Quiet": True}
+            self._client.delete_objects(**bucket, Delete=keys)
+        for one in self._client.list_multipart_uploads(**bucket).get("Uploads", []):
+            which: Any = {"Key": one["Key"], "UploadId": one["UploadId"]}
+            self._client.abort_multipart_upload(**bucket, **which)
 
     def __exit__(
         self,
@@ -66,6 +77,7 @@ class SlowS3:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._client.close()
         self._server.shutdown()
         self._server.server_close()
         os.environ.clear()

@@ -105,6 +105,7 @@ def is_dropped(app: Application) -> bool:
     return find_job_to_drop(app.catalog, NAME).is_dropped
 
 
+@pytest.mark.slow
 def test_of_two_drops_at_once_both_say_that_it_is_gone(world: World) -> None:
     for app, actor, refused in at_each_step(
         world, lambda app: drop(app.catalog, NAME), lambda app: drop(app.catalog, NAME)
@@ -129,6 +130,7 @@ def test_a_cleanup_beside_a_drop_ends_or_says_that_the_job_is_gone(world: World)
         assert not (world.root / app.job_id).exists()
 
 
+@pytest.mark.slow
 def test_a_drop_beside_a_cleanup_is_done(world: World) -> None:
     for _app, actor, refused in at_each_step(
         world,
@@ -139,6 +141,7 @@ def test_a_drop_beside_a_cleanup_is_done(world: World) -> None:
         assert actor.came_too_late or (actor.error, actor.result) == (None, True), actor
 
 
+@pytest.mark.slow
 def test_a_cleanup_beside_a_rename_goes_on_with_its_own_job(world: World) -> None:
     """The old name is another job's at once, of which it changes nothing."""
     others: list[Application] = []

@@ -259,6 +259,7 @@ def test_nothing_is_left_on_disk(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_key_group_of_400_mb_is_folded_in_less_than_300(tmp_path: Path) -> None:
     """Two thirds of it as a base, one third as changelog, and one base made of both."""
     most_kb = subprocess.run(

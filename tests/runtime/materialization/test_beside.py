@@ -58,7 +58,15 @@ def others_connected(stream: Stream) -> list[object]:
     )
 
 
-def test_an_executor_has_one_process_that_does_all_orders(stream: Stream) -> None:
+IDLE_SOON = "import cairn.catalog.connections as c; c.IDLE_S = 0.2"
+
+
+def test_an_executor_has_one_process_that_does_all_orders(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python runs a module of this name when it starts; the process gets this one's path.
+    (tmp_path / "sitecustomize.py").write_text(IDLE_SOON)
+    monkeypatch.syspath_prepend(tmp_path)
     stream.run(2)
     stream.order()
     stream.order(at(1))
