@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid} uses {fixture}: mark it pytest.mark.{mark}")
 
 
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector all that was imported and collected, a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Lets no JVM and no Airflow start in a test, its fixtures and its processes unmarked."""
@@ -117,7 +124,8 @@ def postgres() -> Iterator[str]:
         url = resolve_url(metastore)
         with connect(url) as connection:
             # What a crash of the machine would lose is lost anyway: the tests are over then.
-            connection.execute(text("ALTER SYSTEM SET fsync = off"))
+            for setting in ("fsync", "full_page_writes"):
+                connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
             connection.execute(text("SELECT pg_reload_conf()"))
         migrate(Catalog(url))
         dispose_engines()

@@ -156,7 +156,7 @@ def as_under(value: Any, before: Any, after: Any) -> Any:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(history=histories())
 def test_values_of_every_schema_are_read_right_under_every_later_one(
     history: list[tuple[Any, tuple[Any, ...]]],
