@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from cairn.catalog.maintenance import heals
 from cairn.catalog.maintenance.leased_files import LeaseRef
 from cairn.catalog.maintenance.leases import take_lease
 from cairn.errors import CorruptSegmentError, FencedError, RefusedError, StorageError
@@ -185,6 +186,19 @@ def older_base(job: DamagedJob, newest: int) -> SegmentHandle:
     return next(
         one for one in job.bases(base.first_checkpoint - 1) if one.key_groups == base.key_groups
     )
+
+
+@pytest.mark.parametrize("way", [(), (1,)])
+def test_a_way_that_does_not_make_up_for_the_damage_is_not_taken(
+    job: DamagedJob, monkeypatch: pytest.MonkeyPatch, way: tuple[int, ...]
+) -> None:
+    """Whatever has named these checkpoints: what is read is compared with what is left out."""
+    newest = job.grow()
+    job.damage(job.bases(newest)[0])
+    was = job.tables("placed_segments")
+    monkeypatch.setattr(heals, "way_around", lambda *_: way)
+    assert heal_job(job.catalog, job.plan.job).healed == 0
+    assert job.tables("placed_segments") == was
 
 
 def test_a_store_that_fails_is_an_error_and_no_damage(

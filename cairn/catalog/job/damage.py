@@ -136,9 +136,11 @@ def restore_around(
     unreadable = [one for one in damage if checkpoint_id in one.checkpoints]
     older = [one for one in confirmed_checkpoints(connection, job_id) if one < checkpoint_id]
     way = way_around(unreadable, damage, older)
-    if way is None:
-        return Restore(handles, damaged)
-    return Restore(segments_around(connection, job_id, key_groups, handles, way, damage))
+    if way is not None:
+        around = segments_around(connection, job_id, key_groups, handles, way, damage)
+        if around is not None:
+            return Restore(around)
+    return Restore(handles, damaged)
 
 
 def segments_around(
@@ -148,18 +150,24 @@ def segments_around(
     handles: Sequence[SegmentHandle],
     way: Sequence[int],
     damage: Collection[Damage],
-) -> list[SegmentHandle]:
+) -> list[SegmentHandle] | None:
     """Returns what comes to the state of `handles` without the damaged ones, in order of replay.
 
     The transaction reads one instant. Segments of several checkpoints may say the same: in order
-    of replay each brings the state to that of its own.
+    of replay each brings the state to that of its own. None: one is damaged that the checkpoint
+    before it on the way does not replace.
     """
-    found = {handle.segment_id: handle for handle in handles}
-    for checkpoint in way:
-        older = segments_at(connection, job_id, checkpoint, key_groups)
-        found |= {handle.segment_id: handle for handle in older}
     damaged = {one.segment_id for one in damage}
-    return sorted(
-        (handle for handle in found.values() if handle.segment_id not in damaged),
-        key=replay_order,
-    )
+    found: dict[str, SegmentHandle] = {}
+    replaced_until = 0
+    for checkpoint in (*way, None):
+        read = handles
+        if checkpoint is not None:
+            read = segments_at(connection, job_id, checkpoint, key_groups)
+        for handle in read:
+            if handle.segment_id not in damaged:
+                found[handle.segment_id] = handle
+            elif handle.as_of_checkpoint > replaced_until:
+                return None
+        replaced_until = checkpoint or 0
+    return sorted(found.values(), key=replay_order)

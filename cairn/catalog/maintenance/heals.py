@@ -82,10 +82,13 @@ def _input(
         return None
     replay = replay_of(connection, job_id, as_of, share.key_groups)
     handles = [*replay.bases, *replay.changes]
+    around = segments_around(connection, job_id, share.key_groups, handles, way, here)
+    if around is None:
+        return None
     return FoldInput(
         share=share,
         as_of_checkpoint=as_of,
-        handles=segments_around(connection, job_id, share.key_groups, handles, way, here),
+        handles=around,
         changes=len(replay.changes),
         replaces=placed_in(connection, job_id, share.key_groups),
         read_at=connection.scalars(select(func.now())).one(),
