@@ -152,6 +152,7 @@ def apply_heals(catalog: Catalog, plan: StoredPlan, progress: Progress) -> Mappi
 def _heal(
     catalog: Catalog, job: JobFacts, objects: ObjectStore, lease: LeaseRef, share: Share
 ) -> FoldReport:
+    known: set[str] = set()
     while True:
         inputs = catalog.run(
             f"reading what to make again of job {job.name}",
@@ -162,22 +163,23 @@ def _heal(
         try:
             return fold_inputs(catalog, job, objects, lease, inputs)
         except (CorruptSegmentError, StorageError) as failed:
-            # Ends, as each time more is known as damaged.
-            if not _found_damage(catalog, job, objects, inputs):
+            found = _damaged_sources(catalog, job, objects, inputs)
+            # Ends: each time more is known as damaged.
+            if not found - known:
                 raise
+            known |= found
             facts = {"job": job.name, "subtask": share.subtask, "error": str(failed)}
             _log.warning("what is damaged cannot be made from this; looking for more", extra=facts)
 
 
-def _found_damage(
+def _damaged_sources(
     catalog: Catalog, job: JobFacts, objects: ObjectStore, inputs: Sequence[FoldInput]
-) -> bool:
-    """Reads the sources' files and records damage; tells whether a source is among it."""
+) -> set[str]:
+    """Reads the sources' files and records damage; returns which sources are damaged."""
     read = {handle.segment_id for one in inputs for handle in one.handles}
     paths = sorted({handle.path for one in inputs for handle in one.handles})
     scrub_files(catalog, job, objects, paths)
-    known = _facts(catalog, job.name).damage
-    return any(one.segment_id in read for one in known)
+    return read & {one.segment_id for one in _facts(catalog, job.name).damage}
 
 
 def _facts(catalog: Catalog, job_name: str) -> HealFacts:

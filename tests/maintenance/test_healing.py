@@ -13,6 +13,7 @@ import pytest
 from cairn.catalog.maintenance import heals
 from cairn.catalog.maintenance.leased_files import LeaseRef
 from cairn.catalog.maintenance.leases import take_lease
+from cairn.catalog.savepoints.pins import pin_checkpoint
 from cairn.errors import CorruptSegmentError, FencedError, RefusedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.maintenance import fold as folding
@@ -23,7 +24,7 @@ from cairn.maintenance.heal import heal_job
 from cairn.maintenance.materialization import open_owned
 from cairn.maintenance.verify import verification_of
 from cairn.storage import ObjectStore
-from metastore.enums import MaintenanceAction, SegmentKind
+from metastore.enums import MaintenanceAction, PinKind, SegmentKind
 from tests.maintenance.damaged import DamagedJob
 from tests.maintenance.synthetic import dump
 from tests.maintenance.test_folding import before
@@ -40,7 +41,9 @@ def job(metastore_url: str, tmp_storage: str, tmp_path: Path) -> DamagedJob:
 def test_a_damaged_base_is_made_again_and_checkpoints_to_come_read_bit_for_bit(
     job: DamagedJob,
 ) -> None:
-    newest = job.grow()
+    job.grow()
+    # With changes since its source that no later batch overwrites.
+    newest = job.run(2)
     first, _ = job.bases(newest)
     job.damage(first)
     with pytest.raises(CorruptSegmentError):
@@ -113,6 +116,27 @@ def test_after_a_change_of_the_parallelism_a_damaged_base_is_made_again(job: Dam
     job.damage(*job.bases(newest))
     assert heal_job(job.catalog, job.plan.job).healed == 2
     job.assert_reads_back(job.run(1))
+
+
+def test_a_pinned_checkpoint_is_a_source_long_after_the_others_were_subsumed(
+    job: DamagedJob,
+) -> None:
+    newest = job.grow()
+    pinned = job.bases(newest)[0].first_checkpoint - 1
+    job.catalog.run(
+        "pinning",
+        lambda c: pin_checkpoint(
+            c, job.plan.job, pinned, pin_id=uuid4(), kind=PinKind.PIN, name=None
+        ),
+    )
+    for _ in range(3):
+        newest = job.run(3)
+        cleanup_job(job.catalog, job.plan.job)
+    job.damage(*job.bases(newest))
+    assert heal_job(job.catalog, job.plan.job).healed == 2
+    job.assert_reads_back(job.run(1))
+    job.lose_local_state()
+    job.assert_reads_back(job.run(2))
 
 
 # ------------------------------------------------------------------------- what cannot be

@@ -64,6 +64,13 @@ class DamagedQuery(Query):
         assert {path for path, status in found if status == "SEALED"} <= stored, step
         assert stored <= {path for path, status in found if status != "DELETED"}, step
 
+    def assert_cleanup_leaves_nothing_unknown(self) -> None:
+        # Checkpoints that were made before the heal stay damaged, and outlive its source by one.
+        for _ in range(3):
+            self.batch()
+        self.clean()
+        super().assert_cleanup_leaves_nothing_unknown()
+
     def change(self, statement: str) -> None:
         with self.plan.catalog.begin() as connection:
             connection.execute(text(statement))
