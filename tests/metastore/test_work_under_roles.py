@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -21,11 +22,14 @@ from cairn.layout import owner_file, shared_file
 from cairn.maintenance.cleanup import cleanup_job
 from cairn.maintenance.compaction import compact_job
 from cairn.maintenance.compaction_plan import CompactionOptions
+from cairn.maintenance.heal import heal_job
+from cairn.maintenance.scrub import scrub_job
 from cairn.maintenance.sweep import sweep_job
 from cairn.savepoints.write_manifest import pin
 from cairn.state.handle import StateDeclaration
 from cairn.storage import ObjectStore, open_store
 from metastore.enums import PinKind
+from tests.maintenance.damaged import DamagedJob
 from tests.maintenance.wasteful_job import WastefulJob
 from tests.metastore.steps import Steps
 
@@ -159,6 +163,23 @@ def test_maintainer_compacts(
     assert report.done.rewritten_files == 1
     job.subsume()
     assert path not in job.objects()
+
+
+def test_maintainer_heals_and_writer_restores_around_what_is_damaged(
+    logins: dict[str, str], tmp_storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_STORAGES", tmp_storage)
+    job = DamagedJob(logins["cairn_writer"], tmp_storage, str(tmp_path / "local"))
+    maintainer = Catalog(logins["cairn_maintainer"])
+    job.run(3)
+    newest = job.run(1, materializes=True)
+    newest = job.run(2)
+    job.flip(job.bases(newest)[0])
+    assert scrub_job(maintainer, job.plan.job, sample_percent=None).damaged_segments == 1
+    job.lose_local_state()
+    job.run(1)
+    assert heal_job(maintainer, job.plan.job).healed == 1
+    job.assert_reads_back(job.run(1))
 
 
 def test_writer_continues_with_operator_lists_and_maintainer_condemns_old_ones(
