@@ -80,7 +80,7 @@ def question(planned: Mapping[str, Any]) -> tuple[str, str]:
         f"| circuit breaker | found | limit |\n|---|---|---|\n{rows}\n\n"
         "**Approve** only if you know why. It is recorded with your name. **Reject** changes "
         "nothing: the next run asks again. What the plan deletes, and what the job keeps:\n\n"
-        f"```\ncairn runs {planned['job']}\ncairn space {planned['job']}\n```\n"
+        f"```\ncairn apply {planned['plan']} --dry-run\ncairn space {planned['job']}\n```\n"
         "From a shell, within an hour of the plan:\n\n"
         f"```\ncairn apply {planned['plan']} {names} --by NAME\n```\n",
     )

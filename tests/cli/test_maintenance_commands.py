@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, make_url, text
 
 from tests.cli.conftest import Outcome
-from tests.maintenance.synthetic import SEGMENT_BYTES, SyntheticJob
+from tests.maintenance.synthetic import SEGMENT_BYTES, SyntheticJob, dump
 from tests.maintenance.test_cleanup import assert_clean
 
 Cairn = Callable[..., Outcome]
@@ -208,3 +208,60 @@ def test_readers_ask_who_keeps_what_with_their_rights_alone(
     assert "next checkpoint" in keepers(cairn, path_of(synthetic, 5))
     assert space(cairn, synthetic)["live_bytes"] == 4 * BYTES
     assert cairn("runs", "--json").json == []
+
+
+def test_a_dry_run_of_plan_and_of_apply_says_what_a_plan_has_and_changes_nothing(
+    cairn: Cairn, synthetic: SyntheticJob
+) -> None:
+    before = dump(synthetic.url), synthetic.objects()
+    dry = cairn("plan", "subsumption", synthetic.name, "--dry-run")
+    assert dry.code == 0
+    assert f"condemned_files: {synthetic.DOOMED}\n" in dry.out
+    [unstored] = cairn("plan", "subsumption", synthetic.name, "--dry-run", "--json").json
+    assert (unstored["plan"], unstored["files"]) == (None, synthetic.DOOMED)
+    assert (dump(synthetic.url), synthetic.objects()) == before
+    [planned] = cairn("plan", "subsumption", synthetic.name, "--json").json
+    assert planned["content"] == unstored["content"]
+    before = dump(synthetic.url), synthetic.objects()
+    dry = cairn("apply", planned["plan"], "--dry-run")
+    assert dry.code == 0
+    assert all(path in dry.out for path in synthetic.doomed)
+    assert (dump(synthetic.url), synthetic.objects()) == before
+    synthetic.execute("UPDATE cairn.maintenance_runs SET planned_at = now() - interval '61 min'")
+    late = cairn("apply", planned["plan"], "--dry-run")
+    assert (late.code, "it would not be applied" in late.err) == (4, True)
+
+
+def test_each_answer_names_the_next_command(
+    cairn: Cairn, synthetic: SyntheticJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = cairn("plan", "subsumption", synthetic.name)
+    [run] = cairn("runs", "--json").json
+    assert f"`cairn apply {run['maintenance_run_id']}`" in planned.err
+    monkeypatch.setenv("CAIRN_MAX_DELETED_SIZE", "1b")
+    assert "would speak" in cairn("plan", "subsumption", synthetic.name, "--dry-run").err
+    refused = cairn("plan", "subsumption", synthetic.name)
+    listed = cairn("runs", synthetic.name)
+    assert "1 wait for a person" in listed.err
+    [newest, _] = cairn("runs", "--json").json
+    assert f"`cairn apply {newest['maintenance_run_id']} --dry-run`" in listed.err
+    explained = cairn("apply", newest["maintenance_run_id"], "--dry-run")
+    assert explained.code == 4
+    for answer in (refused, explained):
+        assert "bytes would be deleted" in answer.err
+        assert f"`cairn space {synthetic.name}`" in answer.err
+        assert f"cairn apply {newest['maintenance_run_id']} --pass bytes --by NAME" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--by", "ada"], "name it with --pass"),
+        (["--pass", "bytes", "--by", "ada", "--dry-run"], "does not go with --dry-run"),
+    ],
+)
+def test_arguments_of_apply_that_do_not_go_together_are_refused(
+    cairn: Cairn, arguments: list[str], message: str
+) -> None:
+    outcome = cairn("apply", "0b8e4d6e-8f5c-4d3f-8a62-2f8f3f0a7a11", *arguments)
+    assert (outcome.code, message in outcome.err) == (2, True)
