@@ -19,5 +19,6 @@ FORKS.set_forkserver_preload(
         "tests.runtime.one_task",
         "tests.runtime.commit.one_upload",
         "tests.storage.killed_compaction",
+        "tests.storage.killed_sweep",
     ]
 )
