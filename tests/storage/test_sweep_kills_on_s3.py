@@ -89,3 +89,27 @@ def test_killed_at_any_step_another_process_finishes(job: SyntheticJob, orphans:
             break
     assert FEWEST_STEPS < number < 59
     assert_finished(job, orphans)
+
+
+def test_what_is_written_after_the_kill_is_not_deleted_by_the_retry(
+    job: SyntheticJob, orphans: list[str]
+) -> None:
+    """The intents of the killed process are of other objects than what lies there by now."""
+    again = orphans[1]
+    for number in range(1, 60):
+        assert not Forked(killed_sweep.sweep, job.url, job.name, number).run()
+        if quarantine(job)[again] == "CONDEMNED":
+            break
+    assert again in job.objects(), "its intent is committed, and it is not deleted yet"
+    job.store.delete_many([again])
+    job.store.put(again, [b"what somebody else has written since"])
+    report = swept(job)
+    assert again in job.objects()
+    assert report.deleted == len(orphans) - 2
+    rows = job.execute(
+        "SELECT status FROM cairn.quarantined_objects WHERE job_id = :job AND path = :path"
+        " ORDER BY status",
+        path=again,
+    )
+    assert rows == [("RELEASED",)]
+    assert_safe(job, [path for path in orphans if path != again])
