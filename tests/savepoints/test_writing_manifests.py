@@ -294,6 +294,38 @@ def test_a_checkpoint_that_was_subsumed_after_it_was_read_gets_no_manifest(query
     assert statuses(query) == []
 
 
+def test_a_job_that_was_dropped_after_its_checkpoint_was_read_gets_no_manifest(
+    query: Query,
+) -> None:
+    for batch_id in range(2):
+        query.batch(batch_id)
+    manifest = query.do(lambda c: describe_checkpoint(c, query.plan.job_id, 1))
+    query.sql(
+        "SET LOCAL session_replication_role = replica;"
+        "UPDATE cairn.jobs SET dropped_at = now(), former_name = name, name = job_id,"
+        " current_epoch = current_epoch + 1"
+    )
+    with pytest.raises(RefusedError, match=r"the job was dropped meanwhile"):
+        query.do(lambda c: intend_manifest(c, manifest))
+
+
+def test_a_manifest_that_was_read_in_a_lost_history_is_not_that_of_the_id_given_again(
+    query: Query,
+) -> None:
+    for batch_id in range(2):
+        query.batch(batch_id)
+    manifest = query.do(lambda c: describe_checkpoint(c, query.plan.job_id, 1))
+    for lost in (
+        # Another run has the epoch, the epoch is not given yet, the run has done the batch again.
+        replace(manifest, run_id=str(uuid4())),
+        replace(manifest, epoch=manifest.epoch + 1, run_id=str(uuid4())),
+        replace(manifest, processing_ms=manifest.processing_ms - 1),
+    ):
+        with pytest.raises(RefusedError, match=r"is another one than was read"):
+            query.do(lambda c, lost=lost: intend_manifest(c, lost))
+    assert statuses(query) == []
+
+
 def test_a_writer_that_was_held_up_since_its_intent_sends_nothing(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
