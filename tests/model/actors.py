@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from cairn.catalog.catalog import Catalog
-from cairn.errors import StorageError
+from cairn.errors import FencedError, StorageError
 from cairn.storage.posix import PosixStore
 from cairn.storage.store import LONGEST_WRITE_S
+from tests.model.watch import Watch
 
 _of_thread = threading.local()
 _LONGEST_STEP_S = 60.0
@@ -40,6 +41,12 @@ class Actor:
     is_over: bool = False
     at: str = "start"
     steps: int = 0
+    skew_s: float = 0.0
+    """How far the clock of its machine is ahead of all others."""
+    then: Callable[[Any], None] | None = None
+    """What is told its result."""
+    is_watched: bool = False
+    """Whether each of its transactions that is fenced is compared with what was before."""
     _go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _is_killed: bool = False
@@ -119,6 +126,7 @@ def current() -> Actor | None:
 
 REQUESTS = (
     "put",
+    "copy",
     "append",
     "get",
     "list",
@@ -126,25 +134,46 @@ REQUESTS = (
     "remove_directory",
     "remove_empty",
 )
+_WRITES = ("put", "copy", "append")
 
 
-Faults = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+class Faulty(Protocol):
+    """What becomes of requests and transactions."""
+
+    def __call__(self, name: str, request: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what is called instead of a request by its name."""
+        ...
+
+    def loses_an_answer(self) -> bool:
+        """Tells whether the next transaction is made twice."""
+        ...
 
 
 @contextmanager
-def gates(faults: Faults, clock: Callable[[], float]) -> Iterator[None]:
+def gates(faults: Faulty, clock: Callable[[], float], watch: Watch) -> Iterator[None]:
     """Puts a gate before every transaction and request of actors, while the context lasts.
 
-    `faults` gives what is called instead of a request by its name. A write that was held for too
-    long by the `clock`, in seconds, is not done, as the stores promise.
+    A write that was held for too
+    long by the `clock`, in seconds, is not done, as the stores promise. The `watch` is told of
+    each, whoever does it.
     """
     with ExitStack() as held:
-        held.enter_context(patch.object(Catalog, "_run", _gated_transaction(Catalog._run)))
-        held.enter_context(patch.object(Catalog, "begin", _gated_begin(Catalog.begin)))
+        run, begin = Catalog._run, Catalog.begin
+        held.enter_context(patch.object(Catalog, "_run", _gated_transaction(run, faults, watch)))
+        held.enter_context(patch.object(Catalog, "begin", _gated_begin(begin, watch)))
         for name in REQUESTS:
-            request = faults(name, getattr(PosixStore, name))
+            request = faults(name, _noted(getattr(PosixStore, name), watch))
             held.enter_context(patch.object(PosixStore, name, _gated(name, request, clock)))
         yield
+
+
+def _noted(request: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    @wraps(request)
+    def noted(*arguments: Any, **named: Any) -> Any:
+        watch.requests += 1
+        return request(*arguments, **named)
+
+    return noted
 
 
 def _gated(
@@ -156,30 +185,40 @@ def _gated(
         if actor is not None:
             began_s = clock()
             actor.gate(f"{name} {arguments[0]}"[:80])
-            if name in ("put", "append") and clock() - began_s > LONGEST_WRITE_S:
+            if name in _WRITES and clock() - began_s > LONGEST_WRITE_S:
                 raise StorageError("it took too long, so nothing was written")
         return request(store, *arguments, **named)
 
     return gated
 
 
-def _gated_transaction(run: Callable[..., Any]) -> Callable[..., Any]:
+def _gated_transaction(run: Callable[..., Any], faults: Faulty, watch: Watch) -> Callable[..., Any]:
     @wraps(run)
     def gated(catalog: Catalog, what: str, work: Callable[..., Any], *, each: bool) -> Any:
         actor = current()
         if actor is None:
+            watch.transactions += 1
             return run(catalog, what, work, each=each)
         actor.gate(what)
+        before = watch.rows() if actor.is_watched else None
+        watch.transactions += 1
         with actor.in_transaction():
-            return run(catalog, what, work, each=each)
+            try:
+                if faults.loses_an_answer():
+                    run(catalog, what, work, each=each)
+                return run(catalog, what, work, each=each)
+            except FencedError:
+                assert before in (None, watch.rows()), f"{actor} was fenced and changed something"
+                raise
 
     return gated
 
 
-def _gated_begin(begin: Callable[..., Any]) -> Callable[..., Any]:
+def _gated_begin(begin: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
     @contextmanager
     def gated(catalog: Catalog) -> Iterator[Any]:
         actor = current()
+        watch.transactions += 1
         if actor is None:
             with begin(catalog) as connection:
                 yield connection

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
 
 import cairn.segments.format as segment_format
-from cairn.batch_ref import BatchRef
+from cairn.batch_ref import BatchRef, RunRef
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.job.acks import acknowledge
 from cairn.catalog.job.begin import begin_batch
@@ -35,6 +35,7 @@ from cairn.layout import (
     task_manager_file,
 )
 from cairn.ownership.take import own_root
+from cairn.savepoints.start_from_manifest import find_origin, restore
 from cairn.segments.reader import read_segment
 from cairn.segments.snapshot import snapshot
 from cairn.state.entries import entry_prefix
@@ -52,6 +53,8 @@ QUERY = "query"
 NUM_RETAINED = 2
 RETENTION_S = 1800
 """Of files: longer than a late write may take, and than the models' backups are old."""
+ALWAYS_DUE_MS = 1
+"""The interval of materialization: whatever has changelog is to be folded."""
 
 
 def changes_of(batch_id: int, attempt: int, groups: KeyGroupRange) -> Changes:
@@ -100,17 +103,7 @@ class Application:
     ) -> Application:
         """Registers a run."""
         catalog, run_id = Catalog(url), uuid4()
-        registration = Registration(
-            run_id=run_id,
-            job=name,
-            storage=storage,
-            parallelism=parallelism,
-            max_parallelism=KEY_GROUPS,
-            num_retained=NUM_RETAINED,
-            file_retention_ms=RETENTION_S * 1000,
-            key_schema={"fields": []},
-            states=[],
-        )
+        registration = _registration(run_id, name, storage, parallelism)
         run = catalog.run("registering", lambda c: register_run(c, registration))
         own_root(catalog, open_store(storage), run.job_id)
         return cls(url, storage, name, run.job_id, run.epoch, str(run_id), parallelism, clock)
@@ -293,6 +286,38 @@ class Application:
         if self.clock() - since > LONGEST_HOLD_S:
             raise StorageError("held for too long since its intent, so it is not sent", file=path)
         open_store(self.storage).put(path, data)
+
+
+def restore_job(url: str, storage: str, name: str, manifest_url: str) -> str:
+    """Starts a job from a manifest, as building its plan does; returns its id."""
+    catalog = Catalog(url)
+    origin = find_origin(catalog, name, manifest_url)
+    assert origin is not None, "it is restored once"
+    run_id = uuid4()
+    registration = replace(
+        _registration(run_id, name, storage, origin.manifest.parallelism), origin=origin.manifest
+    )
+    run = catalog.run("registering", lambda c: register_run(c, registration))
+    store = open_store(storage)
+    own_root(catalog, store, run.job_id)
+    ref = RunRef(job=name, job_id=run.job_id, epoch=run.epoch, run_id=str(run_id))
+    restore(catalog, origin, store, run=ref)
+    return run.job_id
+
+
+def _registration(run_id: UUID, name: str, storage: str, parallelism: int) -> Registration:
+    return Registration(
+        run_id=run_id,
+        job=name,
+        storage=storage,
+        parallelism=parallelism,
+        max_parallelism=KEY_GROUPS,
+        num_retained=NUM_RETAINED,
+        file_retention_ms=RETENTION_S * 1000,
+        materialize_interval_ms=ALWAYS_DUE_MS,
+        key_schema={"fields": []},
+        states=[],
+    )
 
 
 def _keys(store: Any, handle: SegmentHandle, groups: KeyGroupRange, job: str) -> list[bytes]:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cairn.errors import CairnError, RefusedError, StorageError
+from cairn.errors import CairnError, CorruptSegmentError, RefusedError, StorageError
+from cairn.storage.store import LONGEST_WRITE_S
 from tests.model.actors import current
 
 LOST = "the connection was lost"
@@ -17,57 +18,77 @@ LOST = "the connection was lost"
 class Faults:
     """What becomes of the next requests of actors, and the writes that are under way.
 
-    `put` is one of `PUTS` and `delete` one of `DELETES`; each is for one request. `late` are writes
-    that the store has and will show at any time, in any order.
+    `put` is one of `PUTS`, for the next object that is put or copied, and `delete` one of
+    `DELETES`; `commit`: the answer of a transaction is lost. Each is for one. `late` are writes
+    that the store has and will show at any time, in any order, each with the time by the `clock`
+    when it was sent.
     """
 
+    clock: Callable[[], float]
+    commit: bool = False
     put: str | None = None
     delete: str | None = None
-    late: list[Callable[[], None]] = field(default_factory=list)
+    late: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
 
     PUTS = ("is refused", "is lost", "lands, and the answer is lost", "lands late", "lands twice")
     DELETES = ("is lost", "is done, and the answer is lost", "fails for some")
 
     def __call__(self, name: str, request: Callable[..., Any]) -> Callable[..., Any]:
         """Returns what is called instead of a request of a store."""
-        if name == "put":
-            return lambda store, path, chunks: self._put(request, store, path, chunks)
+        if name in ("put", "copy"):
+            return lambda store, path, pieces: self._write(request, store, path, pieces)
         if name == "delete_many":
             return lambda store, paths: self._delete(request, store, paths)
         return request
 
+    def loses_an_answer(self) -> bool:
+        """Tells whether a transaction is made that is made again, as nobody knows that it was."""
+        return bool(self._taken("commit"))
+
+    def end(self) -> None:
+        """Lets nothing fail any more."""
+        self.put, self.delete, self.commit = None, None, False
+        self.late.clear()
+
     def land(self, which: int) -> None:
         """Lets one of the late writes land, if its name is not taken."""
         if self.late:
-            self.late.pop(which % len(self.late))()
+            _, write = self.late.pop(which % len(self.late))
+            write()
 
-    def land_all(self) -> None:
-        """Lets all late writes land, the last one first."""
-        while self.late:
-            self.land(-1)
+    def before_time_passes(self, seconds: float, *, lands: bool) -> None:
+        """Lets writes land, the last one first, or get lost, that may not be late by so much."""
+        until_s = self.clock() + seconds
+        for one in reversed(self.late):
+            if until_s - one[0] > LONGEST_WRITE_S:
+                self.late.remove(one)
+                if lands:
+                    one[1]()
 
-    def _put(
-        self, put: Callable[..., Any], store: Any, path: str, chunks: Sequence[bytes | memoryview]
-    ) -> None:
+    def _write(
+        self, write: Callable[..., Any], store: Any, path: str, pieces: Sequence[Any]
+    ) -> Any:
         fault = self._taken("put")
-        kept = [bytes(chunk) for chunk in chunks]
+        # What is copied is read when it lands, and may be gone by then.
+        kept = [bytes(one) if isinstance(one, memoryview) else one for one in pieces]
 
         def late() -> None:
-            with suppress(RefusedError):  # its name is taken: nothing is ever overwritten
-                put(store, path, kept)
+            with suppress(RefusedError, StorageError):  # nothing is ever overwritten
+                write(store, path, kept)
 
         if fault == "is lost":
             raise StorageError(LOST, file=path)
         if fault == "is refused":
             raise StorageError("the store is busy", file=path)
         if fault == "lands late":
-            self.late.append(late)
+            self.late.append((self.clock(), late))
             raise StorageError(LOST, file=path)
-        put(store, path, kept)
+        answer = write(store, path, kept)
         if fault == "lands twice":
-            self.late.append(late)
+            self.late.append((self.clock(), late))
         elif fault is not None:
             raise StorageError(LOST, file=path)
+        return answer
 
     def _delete(
         self, delete: Callable[..., Any], store: Any, paths: Sequence[str]
@@ -83,15 +104,16 @@ class Faults:
             raise StorageError(LOST)
         return answer
 
-    def _taken(self, name: str) -> str | None:
+    def _taken(self, name: str) -> Any:
         # Whoever is no actor only looks.
         if current() is None:
             return None
-        fault: str | None = getattr(self, name)
+        fault = getattr(self, name)
         setattr(self, name, None)
         return fault
 
 
 def is_expected(error: BaseException | None) -> bool:
     """Tells whether an actor may end so: it was told the truth, and says so in Cairn's words."""
-    return error is None or isinstance(error, CairnError)
+    is_told = isinstance(error, CairnError) and not isinstance(error, CorruptSegmentError)
+    return error is None or is_told

@@ -7,62 +7,78 @@ request.
 
 from __future__ import annotations
 
-import os
+from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import cycle
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from cairn.catalog.job.run_ends import record_run_end, renew_lease
-from cairn.errors import FencedError
-from cairn.storage import posix_inventory
 from tests.model.actors import Actor, gates
 from tests.model.application import Application
 from tests.model.faults import Faults, is_expected
+from tests.model.surroundings import BEAT_S, Hearts, played
+from tests.model.truth import Truth
 from tests.model.world import World, seeded
 
-_NO_BREAKERS = {"CAIRN_MIN_MATCH_RATE": "0", "CAIRN_MAX_DELETED_SHARE": "100"}
-"""Circuit breakers speak at jobs as small as these."""
+HOUR_S = 3600.0
+MOST_ALIVE = 6
+"""Processes beside each other; one more, and the one that waits longest is killed."""
 few = st.integers(1, 4)
 any_one = st.integers(0, 11)
 
 
 class Running(RuleBasedStateMachine):
-    """A job that runs, is killed, restarted and slow, on a store that fails."""
+    """A job that runs, is killed, restarted and slow, on a store that fails.
+
+    Attributes:
+        happened: how often each thing has happened that is to happen, in all jobs.
+        total_steps: of processes, each a transaction or a request, and events; after each of them
+            all that must hold is looked at.
+    """
 
     url: ClassVar[str]
+    happened: ClassVar[Counter[str]] = Counter()
+    total_steps: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World(self.url)
-        self.faults = Faults()
+        self.truth = Truth(self.world)
+        self.hearts = Hearts()
+        self.faults = Faults(self.now_s)
         self._held = ExitStack()
-        later = posix_inventory._later
-        seen = patch.object(posix_inventory, "_later", lambda of: self.world.seen_at(later(of)))
-        self._held.enter_context(seen)
-        self._held.enter_context(patch.dict(os.environ, _NO_BREAKERS))
-        self._held.enter_context(gates(self.faults, lambda: self.world.now_s))
-        self.tasks: list[Actor] = []
+        self._held.enter_context(played(self.now_s, self.world.seen_at, self.hearts))
+        self._held.enter_context(gates(self.faults, self.now_s, self.truth.watch))
+        self.alive: list[Actor] = []
         self.attempts = 0
         self.next_batch = 0
         self.done: set[int] = set()
-        self.counted = 0
-        self.gone: list[str] = []
+        # No two machines agree on the time.
+        self._skews_s = cycle((0.0, HOUR_S, -HOUR_S))
 
-    @initialize(parallelism=st.integers(1, 2), seed=st.integers(0, 2**32))
-    def begin(self, parallelism: int, seed: int) -> None:
+    def now_s(self) -> float:
+        return self.world.now_s
+
+    def look(self) -> None:
+        """Looks whether all is as it must be."""
+
+    @initialize(
+        parallelism=st.integers(1, 2), seed=st.integers(0, 2**32), batches=st.integers(2, 4)
+    )
+    def begin(self, parallelism: int, seed: int, batches: int) -> None:
         self._held.enter_context(seeded(seed))
         self.start(parallelism)
+        self.run_batches(batches, together=True)
 
     # ------------------------------------------------------------------ the application
 
     def start(self, parallelism: int) -> None:
-        self.app = Application.start(
-            self.url, self.world.storage, "words", parallelism, lambda: self.world.now_s
-        )
+        self.app = Application.start(self.url, self.world.storage, "words", parallelism, self.now_s)
         self.done = set()
 
     @rule(parallelism=st.integers(1, 2))
@@ -87,31 +103,23 @@ class Running(RuleBasedStateMachine):
     @rule(which=any_one, steps=st.integers(1, 5), hedges=st.booleans())
     def lose_a_task(self, which: int, steps: int, hedges: bool) -> None:
         """Spark gives a task up that is somewhere: killed, or a zombie that goes on later."""
-        actor = self.task([which % self.app.parallelism], hedges)
-        actor.advance(steps)
-        self.keep(self.tasks, actor)
+        self.go_on(self.task([which % self.app.parallelism], hedges), steps)
 
     @rule(which=any_one, steps=st.integers(1, 8), is_increment=st.booleans())
     def materialize(self, which: int, steps: int, is_increment: bool) -> None:
-        subtask = which % self.app.parallelism
-        work = partial(self.app.materialize, self.next_batch, subtask, is_increment)
-        actor = Actor(f"materialization of {subtask}", work)
-        actor.advance(steps)
-        self.keep(self.tasks, actor)
+        self.go_on(self.materialization(which, is_increment), steps)
 
     @rule(which=any_one, is_increment=st.booleans())
     def materialize_whole(self, which: int, is_increment: bool) -> None:
-        subtask = which % self.app.parallelism
-        work = partial(self.app.materialize, self.next_batch, subtask, is_increment)
-        self.run_now(Actor(f"materialization of {subtask}", work))
+        self.run_now(self.materialization(which, is_increment))
 
-    @precondition(lambda self: self.tasks)
+    @precondition(lambda self: self.alive)
     @rule(which=any_one, steps=few)
-    def let_a_task_go_on(self, which: int, steps: int) -> None:
-        actor = self.tasks[which % len(self.tasks)]
-        for _ in range(steps):
-            self.step(actor)
-        self.keep(self.tasks, actor)
+    def let_somebody_go_on(self, which: int, steps: int) -> None:
+        self.go_on(self.alive[which % len(self.alive)], steps)
+
+    # Drawn as often as all of these: it is what interleaves processes.
+    _2 = _3 = _4 = _5 = _6 = _7 = _8 = _9 = _10 = let_somebody_go_on
 
     @rule()
     def renew_the_lease(self) -> None:
@@ -121,12 +129,30 @@ class Running(RuleBasedStateMachine):
     def end_the_run(self) -> None:
         self.app.catalog.run("end", lambda c: record_run_end(c, self.app.ref(0)))
 
+    def actor(
+        self, name: str, work: Callable[[], Any], then: Callable[[Any], None] | None = None
+    ) -> Actor:
+        """Returns a process on a machine whose clock is wrong."""
+        return Actor(name, work, skew_s=next(self._skews_s), then=then)
+
     def task(self, subtasks: list[int], hedges: bool = False) -> Actor:
         self.attempts += 1
         work = partial(self.app.run_task, self.next_batch, subtasks, self.attempts, hedges)
-        actor = Actor(f"task {self.attempts} of {subtasks}", work)
+        actor = self.actor(f"task {self.attempts} of {subtasks}", work)
         actor.result = subtasks
         return actor
+
+    def materialization(self, which: int, is_increment: bool) -> Actor:
+        subtask = which % self.app.parallelism
+        work = partial(self.app.materialize, self.next_batch, subtask, is_increment)
+        return self.actor(f"materialization of {subtask}", work)
+
+    def step(self, actor: Actor) -> None:
+        """Lets an actor do one step: a transaction or a request, and what follows from it."""
+        actor.advance()
+        assert is_expected(actor.error), f"{actor} ended with {actor.error!r}"
+        self.look()
+        Running.total_steps += 1
 
     def run_now(self, actor: Actor) -> bool:
         """Runs an actor to its end, in which it may fail; tells whether it did not."""
@@ -137,29 +163,29 @@ class Running(RuleBasedStateMachine):
             self.done |= set(subtasks)
         return actor.error is None
 
-    def step(self, actor: Actor) -> None:
-        """Does a step, and looks at what a process that is fenced in it has changed."""
-        is_zombie = actor in self.tasks
-        before = self.dump() if is_zombie else {}
-        actor.advance()
-        if isinstance(actor.error, FencedError) and is_zombie:
-            assert self.dump() == before, f"{actor} was fenced and has changed something"
-        assert is_expected(actor.error), f"{actor} ended with {actor.error!r}"
-
-    def dump(self) -> dict[str, list[Any]]:
-        return self.world.dump(self.app.job_id)
-
-    def keep(self, some: list[Actor], actor: Actor) -> None:
-        """Keeps an actor that may go on, and the newest few of them."""
-        assert is_expected(actor.error), f"{actor} ended with {actor.error!r}"
-        if actor in some:
-            some.remove(actor)
+    def go_on(self, actor: Actor, steps: int) -> None:
+        """Lets an actor do some steps, and keeps it, and the newest few, if it has more to do."""
+        # It may be a zombie.
+        actor.is_watched = True
+        for _ in range(steps):
+            if not actor.is_over:
+                self.step(actor)
+        self.alive = [one for one in self.alive if one is not actor]
         if not actor.is_over:
-            some.append(actor)
-            if len(some) > 4:
-                some.pop(0).kill()
+            self.alive.append(actor)
+            if len(self.alive) > MOST_ALIVE:
+                self.alive.pop(0).kill()
+        elif actor.error is not None:
+            self.happened[f"{actor.name.split()[0]}: {type(actor.error).__name__}"] += 1
+        elif actor.then is not None:
+            actor.then(actor.result)
 
     # ------------------------------------------------------------------ the world
+
+    @rule()
+    def break_the_next_commit(self) -> None:
+        """Its answer is lost, so it is made again."""
+        self.faults.commit = True
 
     @rule(fault=st.sampled_from(Faults.PUTS))
     def break_the_next_write(self, fault: str) -> None:
@@ -175,8 +201,20 @@ class Running(RuleBasedStateMachine):
 
     @rule(minutes=st.sampled_from([1, 3, 10, 25, 61, 60 * 26]), lands=st.booleans())
     def pass_time(self, minutes: int, lands: bool) -> None:
-        if minutes > 3:  # a request that is older is refused
-            if lands:
-                self.faults.land_all()
-            self.faults.late.clear()
-        self.world.pass_time([self.app.job_id, *self.gone], minutes * 60)
+        self.pass_s(minutes * 60, lands=lands)
+
+    def pass_s(self, seconds: float, *, lands: bool = False) -> None:
+        self.faults.before_time_passes(seconds, lands=lands)
+        self.world.pass_time(seconds)
+
+    @precondition(lambda self: self.hearts.beating)
+    @rule(beats=few)
+    def work_for_long(self, beats: int) -> None:
+        """Time passes in which whoever has a lease keeps it."""
+        for _ in range(beats):
+            self.pass_s(BEAT_S)
+            self.hearts.beat()
+
+    @rule(hours=st.sampled_from([-1, 0, 1]))
+    def set_the_clock_of_the_storage(self, hours: int) -> None:
+        self.world.skew_s = hours * HOUR_S

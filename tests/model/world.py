@@ -1,4 +1,4 @@
-"""What the model knows: the state of each checkpoint, time, and what must hold at any moment."""
+"""A metastore and a storage, and time, which passes by making all rows and files older."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from unittest.mock import patch
 from sqlalchemy import Connection, DateTime, text
 
 from cairn.catalog.catalog import Catalog
-from cairn.catalog.job.segments import segments_at
-from cairn.handles import SegmentHandle
-from cairn.keygroups import range_of
-from cairn.layout import generation_of, manifest_file
-from cairn.savepoints.manifest_files import read_manifest
-from cairn.segments.snapshot import snapshot
-from cairn.storage import open_store
-from metastore.models import Base
+from cairn.layout import generation_of
 from tests.databases import stored_columns
-from tests.model.application import EVERYTHING, KEY_GROUPS, State, applied, changes_of
+from tests.model.watch import OF_JOBS
 
 MEMORY = Path("/dev/shm")
-READABLE = ("COMPLETED", "CONFIRMED")
-OF_JOBS = [table for table in Base.metadata.sorted_tables if "job_id" in table.columns]
-_REMOVE_ROWS = "; ".join(f"DELETE FROM {table}" for table in OF_JOBS)  # noqa: S608 - fixed
+# At once, and so that no dead rows are left, which the next job's statements would read.
+_REMOVE_ROWS = f"TRUNCATE {', '.join(map(str, OF_JOBS))}"
+# Of each table one query, as planning a join of all would take longer than they do.
+_DUMP = "SELECT jsonb_build_object({})".format(
+    ", ".join(
+        f"'{table.name}', (SELECT jsonb_agg(to_jsonb(t) ORDER BY to_jsonb(t))"  # noqa: S608 - fixed
+        f" FROM {table} AS t WHERE job_id = :job)"
+        for table in OF_JOBS
+    )
+)
 
 
 class World:
-    """A metastore, a storage, and the state that each checkpoint should have.
+    """What processes share.
 
     Attributes:
-        now_s: how much time has passed, by the database's clock and that of the machines.
-        expected: the state of each checkpoint of the job that may still be read.
+        now_s: how much time has passed, by the database's clock.
+        skew_s: how far the clock of the storage is ahead of the database's.
+        timeline: of the database: another one after each restored backup.
     """
 
     def __init__(self, url: str) -> None:
@@ -52,11 +53,9 @@ class World:
         self.root.mkdir()
         self.storage = self.root.as_uri()
         self.now_s = 0.0
+        self.skew_s = 0.0
         self.timeline = 1
-        self.expected: dict[tuple[str, int], State] = {}
         self._passed: list[tuple[float, float]] = []
-        self._final: set[tuple[str, int]] = set()
-        self._read: dict[tuple[str, int], tuple[str, ...]] = {}
 
     @property
     def catalog(self) -> Catalog:
@@ -87,100 +86,31 @@ class World:
 
     # ------------------------------------------------------------------ time
 
-    def pass_time(self, job_ids: list[str], seconds: float) -> None:
-        """Makes all rows of jobs older."""
+    def pass_time(self, seconds: float) -> None:
+        """Makes all rows older, and by what machines say all files."""
         self.now_s += seconds
-        statement = _aged(seconds)
-
-        def work(connection: Connection) -> None:
-            # Without triggers: what happened when is part of what rows are.
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-            connection.execute(text(statement), {"jobs": job_ids})
-
-        self.catalog.run("letting time pass", work)
+        self._age(seconds, None)
         # A little before: the clock of files is coarse, and none must look older than it is.
         self._passed.append((time.time() - 0.02, seconds))
 
+    def _age(self, seconds: float, job_id: str | None) -> None:
+        def work(connection: Connection) -> None:
+            # Without triggers: what happened when is part of what rows are.
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            connection.exec_driver_sql(_aged(seconds, job_id))
+
+        self.catalog.run("letting time pass", work)
+
     def seen_at(self, moment: datetime) -> datetime:
-        """Returns when a file was made, as machines say after all time that has passed since."""
+        """Returns when a file was made, as the storage says after all time that has passed since.
+
+        That is, by the storage's clock.
+        """
         made_s = moment.timestamp()
-        return moment - timedelta(seconds=sum(s for at_s, s in self._passed if at_s > made_s))
+        passed_s = sum(seconds for at_s, seconds in self._passed if at_s > made_s)
+        return moment + timedelta(seconds=self.skew_s - passed_s)
 
-    # ------------------------------------------------------------------ what must hold
-
-    def learn(self, job_id: str) -> dict[int, str]:
-        """Computes the states of checkpoints that may still change; returns those to be read."""
-        found = self.rows(
-            "SELECT checkpoint_id, parent_checkpoint, batch_id, status, parallelism"
-            " FROM cairn.checkpoints WHERE job_id = :job AND status IN ('COMPLETED', 'CONFIRMED')"
-            " ORDER BY checkpoint_id",
-            job=job_id,
-        )
-        for row in found:
-            key = (job_id, row.checkpoint_id)
-            if key in self._final:
-                continue
-            if row.status == "CONFIRMED":
-                # From now on nobody acknowledges it any more.
-                self._final.add(key)
-            state = dict(self.expected.get((job_id, row.parent_checkpoint or 0), {}))
-            for subtask, attempt in self.rows(
-                "SELECT subtask, task_attempt FROM cairn.subtask_acks"
-                " WHERE job_id = :job AND checkpoint_id = :checkpoint",
-                job=job_id,
-                checkpoint=row.checkpoint_id,
-            ):
-                groups = EVERYTHING.intersect(range_of(subtask, row.parallelism, KEY_GROUPS))
-                state = applied(state, changes_of(row.batch_id, attempt, groups))
-            if self.expected.get(key) != state:
-                self.expected[key] = state
-                self._read.pop(key, None)
-        return {row.checkpoint_id: row.status for row in found}
-
-    def check_readable(self, job_id: str) -> None:
-        """Every checkpoint that is retained or pinned reads bit for bit."""
-        objects = self.objects(job_id)
-        store = open_store(self.storage)
-        for checkpoint_id in self.learn(job_id):
-            handles = self._handles(job_id, checkpoint_id)
-            missing = {h.path for h in handles} - objects.keys()
-            assert not missing, f"checkpoint {checkpoint_id} needs {missing}"
-            key, ids = (job_id, checkpoint_id), tuple(h.segment_id for h in handles)
-            # Objects never change, so what was read before reads the same.
-            if self._read.get(key) != ids:
-                state = snapshot(store, handles, EVERYTHING, job=job_id)
-                assert state == self.expected[key], (
-                    f"checkpoint {checkpoint_id} has {state.items() - self.expected[key].items()}"
-                    f" and lacks {self.expected[key].items() - state.items()}"
-                )
-                self._read[key] = ids
-
-    def _handles(self, job_id: str, checkpoint_id: int) -> list[SegmentHandle]:
-        return self.catalog.run(
-            "reading", lambda c: segments_at(c, job_id, checkpoint_id, EVERYTHING)
-        )
-
-    def check_files(self, job_id: str) -> None:
-        """Sealed files are there and whole, and every object has a row that knows it."""
-        objects = self.objects(job_id)
-        files = self.rows(
-            "SELECT path, status, size_bytes, live_segments FROM cairn.physical_files"
-            " WHERE job_id = :job AND status <> 'DELETED'",
-            job=job_id,
-        )
-        for file in files:
-            if file.status == "SEALED":
-                assert objects.get(file.path) == file.size_bytes, f"{file.path} is not whole"
-        unknown = objects.keys() - {file.path for file in files}
-        assert not unknown, f"no row knows {sorted(unknown)}"
-
-    def check_manifests(self, job_id: str) -> None:
-        """Every pinned manifest restores its checkpoint from storage alone."""
-        for checkpoint_id in self.manifests(job_id):
-            found = read_manifest(f"{self.storage}/{manifest_file(job_id, checkpoint_id)}")
-            handles = [handle for _, handle in found.manifest.handles()]
-            state = snapshot(found.store, handles, EVERYTHING, job=job_id)
-            assert state == self.expected[job_id, checkpoint_id]
+    # ------------------------------------------------------------------ what is there
 
     def manifests(self, job_id: str) -> list[int]:
         """Returns the checkpoints that are kept and have a whole manifest."""
@@ -188,7 +118,8 @@ class World:
             "SELECT first_checkpoint AS n FROM cairn.placed_segments JOIN cairn.checkpoints AS c"
             " ON c.job_id = placed_segments.job_id AND c.checkpoint_id = first_checkpoint"
             " WHERE placed_segments.job_id = :job AND kind = 'manifest'"
-            " AND placed_segments.status = 'LIVE' AND c.status = 'CONFIRMED'",
+            " AND placed_segments.status = 'LIVE' AND c.status = 'CONFIRMED'"
+            " ORDER BY 1",
             job=job_id,
         )
         return [row.n for row in found]
@@ -196,28 +127,22 @@ class World:
     def objects(self, job_id: str) -> dict[str, int]:
         """Returns the sizes of a job's objects but for its owner objects, past all gates."""
         found: dict[str, int] = {}
+        start = len(str(self.root)) + 1
         for directory, _, names in os.walk(self.root / job_id):
             for name in names:
-                path = Path(directory) / name
-                found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+                path = f"{directory}/{name}"
+                found[path[start:]] = os.stat(path).st_size
         return {path: size for path, size in found.items() if generation_of(path) is None}
+
+    # ------------------------------------------------------------------ backups
 
     def dump(self, job_id: str) -> dict[str, list[Any]]:
         """Returns all rows of a job, by table."""
-        return {
-            table.name: [
-                row.data
-                for row in self.rows(
-                    f"SELECT to_jsonb(t) AS data FROM {table} AS t"  # noqa: S608 - fixed
-                    " WHERE job_id = :job ORDER BY 1",
-                    job=job_id,
-                )
-            ]
-            for table in OF_JOBS
-        }
+        [[found]] = self.rows(_DUMP, job=job_id)
+        return {name: found[name] or [] for name in sorted(found)}
 
-    def restore(self, job_id: str, rows: Mapping[str, list[Any]]) -> None:
-        """Makes the rows of a job those of a backup, in a history of its own."""
+    def restore(self, job_id: str, rows: Mapping[str, list[Any]], age_s: float) -> None:
+        """Makes the rows of a job those of a backup of some age, in a history of its own."""
 
         def work(connection: Connection) -> None:
             connection.execute(text("SET LOCAL session_replication_role = replica"))
@@ -235,18 +160,17 @@ class World:
             self._be_on(connection, self.timeline + 1)
 
         self.catalog.run("restoring a backup", work)
-        # The ids of the lost checkpoints may be given again.
-        self._read.clear()
-        self._final.clear()
+        self._age(age_s, job_id)
 
 
-def _aged(seconds: float) -> str:
+def _aged(seconds: float, job_id: str | None) -> str:
+    which = "" if job_id is None else f" WHERE job_id = '{job_id}'"
     statements = []
     for table in OF_JOBS:
         moments = [column.name for column in table.columns if isinstance(column.type, DateTime)]
         if moments:
             changes = ", ".join(f"{name} = {name} - interval '{seconds} s'" for name in moments)
-            statements.append(f"UPDATE {table} SET {changes} WHERE job_id = ANY (:jobs)")  # noqa: S608
+            statements.append(f"UPDATE {table} SET {changes}{which}")  # noqa: S608 - fixed
     return "; ".join(statements)
 
 
