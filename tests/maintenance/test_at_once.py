@@ -21,26 +21,39 @@ from cairn.storage import open_store
 from tests.model.actors import Actor, gates
 from tests.model.application import Application
 from tests.model.faults import Faults
+from tests.model.truth import Truth
 from tests.model.world import World
 
 NAME = "words"
 
 
+class Place(World):
+    """A world whose checkpoints are compared with what they should be."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.truth = Truth(self)
+
+    def check_readable(self, job_id: str) -> None:
+        self.truth.check(job_id, knows_all=False)
+
+
 @pytest.fixture
-def world(metastore_url: str) -> Iterator[World]:
-    made = World(metastore_url)
+def world(metastore_url: str) -> Iterator[Place]:
+    made = Place(metastore_url)
     with ExitStack() as held:
         held.callback(made.close)
-        held.enter_context(gates(Faults(), lambda: made.now_s))
+        held.callback(made.truth.close)
+        held.enter_context(gates(Faults(lambda: made.now_s), lambda: made.now_s, made.truth.watch))
         yield made
 
 
-def ended_job(world: World, name: str = NAME) -> Application:
+def ended_job(world: Place, name: str = NAME) -> Application:
     """Makes a job of a few batches, with files to delete, whose run has ended."""
     app = Application.start(world.url, world.storage, name, 2, lambda: world.now_s)
     for batch_id in range(4):
         app.run_task(batch_id, [0, 1], 1, hedges=False)
-        world.learn(app.job_id)
+        world.check_readable(app.job_id)
         if batch_id == 2:
             app.materialize(batch_id, 0, is_increment=False)
     world.rows("UPDATE cairn.jobs SET file_retention_ms = 0 WHERE job_id = :job", job=app.job_id)
@@ -67,7 +80,7 @@ def is_missing(error: BaseException | None) -> bool:
 
 
 def at_each_step(
-    world: World, work: Callable[[Application], object], beside: Callable[[Application], object]
+    world: Place, work: Callable[[Application], object], beside: Callable[[Application], object]
 ) -> Iterator[tuple[Application, Paused, CairnError | None]]:
     """Runs `beside` whole while `work` waits before its nth step, for each n; yields both ends."""
     for steps in range(1, 100):
@@ -88,10 +101,10 @@ def at_each_step(
             return
 
 
-def clear(world: World, app: Application) -> None:
+def clear(world: Place, app: Application) -> None:
     """Deletes the job, whatever it is called."""
     for row in world.rows("SELECT name, job_id FROM cairn.jobs"):
-        world.pass_time([row.job_id], 3601)
+        world.pass_time(3601)
         drop(world.catalog, row.name)
     assert not world.rows("SELECT 1 FROM cairn.jobs")
     assert not world.objects(app.job_id)
@@ -106,7 +119,7 @@ def is_dropped(app: Application) -> bool:
 
 
 @pytest.mark.slow
-def test_of_two_drops_at_once_both_say_that_it_is_gone(world: World) -> None:
+def test_of_two_drops_at_once_both_say_that_it_is_gone(world: Place) -> None:
     for app, actor, refused in at_each_step(
         world, lambda app: drop(app.catalog, NAME), lambda app: drop(app.catalog, NAME)
     ):
@@ -115,7 +128,7 @@ def test_of_two_drops_at_once_both_say_that_it_is_gone(world: World) -> None:
         assert not (world.root / app.job_id).exists()
 
 
-def test_a_cleanup_beside_a_drop_ends_or_says_that_the_job_is_gone(world: World) -> None:
+def test_a_cleanup_beside_a_drop_ends_or_says_that_the_job_is_gone(world: Place) -> None:
     for app, actor, refused in at_each_step(
         world,
         lambda app: cleanup_job(app.catalog, NAME),
@@ -131,7 +144,7 @@ def test_a_cleanup_beside_a_drop_ends_or_says_that_the_job_is_gone(world: World)
 
 
 @pytest.mark.slow
-def test_a_drop_beside_a_cleanup_is_done(world: World) -> None:
+def test_a_drop_beside_a_cleanup_is_done(world: Place) -> None:
     for _app, actor, refused in at_each_step(
         world,
         lambda app: drop(app.catalog, NAME),
@@ -142,7 +155,7 @@ def test_a_drop_beside_a_cleanup_is_done(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_cleanup_beside_a_rename_goes_on_with_its_own_job(world: World) -> None:
+def test_a_cleanup_beside_a_rename_goes_on_with_its_own_job(world: Place) -> None:
     """The old name is another job's at once, of which it changes nothing."""
     others: list[Application] = []
 
@@ -164,7 +177,7 @@ def test_a_cleanup_beside_a_rename_goes_on_with_its_own_job(world: World) -> Non
         world.check_readable(app.job_id)
 
 
-def test_a_start_beside_a_rename_or_a_drop_is_one_before_or_one_after(world: World) -> None:
+def test_a_start_beside_a_rename_or_a_drop_is_one_before_or_one_after(world: Place) -> None:
     def start(app: Application) -> Application:
         return Application.start(world.url, world.storage, NAME, 2, lambda: world.now_s)
 
@@ -179,7 +192,7 @@ def test_a_start_beside_a_rename_or_a_drop_is_one_before_or_one_after(world: Wor
                 assert actor.result.job_id != app.job_id
 
 
-def test_a_take_over_beside_a_cleanup_leaves_what_is_needed(world: World) -> None:
+def test_a_take_over_beside_a_cleanup_leaves_what_is_needed(world: Place) -> None:
     for app, actor, refused in at_each_step(
         world,
         lambda app: cleanup_job(app.catalog, NAME),
@@ -189,13 +202,13 @@ def test_a_take_over_beside_a_cleanup_leaves_what_is_needed(world: World) -> Non
         world.check_readable(app.job_id)
 
 
-def test_a_root_that_was_not_taken_by_anybody_yet_can_be_dropped(world: World) -> None:
+def test_a_root_that_was_not_taken_by_anybody_yet_can_be_dropped(world: Place) -> None:
     app = Actor(
         "start",
         lambda: Application.start(world.url, world.storage, NAME, 2, lambda: world.now_s),
     )
     app.advance(2)  # registered, and killed
     app.kill()
-    [row] = world.rows("SELECT job_id FROM cairn.jobs")
-    world.pass_time([row.job_id], 3601)
+    assert len(world.rows("SELECT job_id FROM cairn.jobs")) == 1
+    world.pass_time(3601)
     assert drop(world.catalog, NAME)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -322,7 +323,7 @@ def test_a_manifest_that_was_read_in_a_lost_history_is_not_that_of_the_id_given_
         replace(manifest, processing_ms=manifest.processing_ms - 1),
     ):
         with pytest.raises(RefusedError, match=r"is another one than was read"):
-            query.do(lambda c, lost=lost: intend_manifest(c, lost))
+            query.do(partial(intend_manifest, manifest=lost))
     assert statuses(query) == []
 
 
