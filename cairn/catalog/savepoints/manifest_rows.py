@@ -112,28 +112,7 @@ def intend_manifest(
         job = lock_job(connection, job_id, exclusive=False)
     else:
         job = require_epoch(connection, run)
-    found = connection.execute(
-        select(Checkpoint.status, Checkpoint.processing_ms, Run.run_id, Job.dropped_at)
-        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
-        .join(Job, Job.job_id == Checkpoint.job_id)
-        .where(Checkpoint.job_id == job_id, Checkpoint.checkpoint_id == checkpoint_id)
-    ).one_or_none()
-    if found is not None and found.dropped_at is not None:
-        raise RefusedError(
-            "the job was dropped meanwhile, and its state is being deleted: it gets no manifest",
-            job=job.name,
-            checkpoint=checkpoint_id,
-        )
-    if found is None or found.status != CheckpointStatus.CONFIRMED:
-        raise _not_confirmed(job.name, checkpoint_id, found.status if found else None)
-    # A metastore that has lost its newest rows gives ids and epochs again, to other checkpoints.
-    if (str(found.run_id), found.processing_ms) != (manifest.run_id, manifest.processing_ms):
-        raise RefusedError(
-            "the checkpoint of this id is another one than was read: the metastore was restored "
-            "from a backup, or has failed over, meanwhile. Try again",
-            job=job.name,
-            checkpoint=checkpoint_id,
-        )
+    _require_as_read(connection, job.name, manifest)
     # One path per checkpoint, without a file id: it has to be found with no metastore left.
     path = manifest_file(job_id, checkpoint_id)
     # By the newest epoch: an operator's savepoint is not of the run that made the checkpoint, and
@@ -153,6 +132,33 @@ def intend_manifest(
         path=path,
         is_written=file.status == FileStatus.SEALED,
     )
+
+
+def _require_as_read(connection: Connection, job: str, manifest: Manifest) -> None:
+    """Refuses unless the checkpoint is CONFIRMED still, and is the one that was read."""
+    checkpoint_id = manifest.checkpoint_id
+    found = connection.execute(
+        select(Checkpoint.status, Checkpoint.processing_ms, Run.run_id, Job.dropped_at)
+        .join(Run, and_(Run.job_id == Checkpoint.job_id, Run.epoch == Checkpoint.epoch))
+        .join(Job, Job.job_id == Checkpoint.job_id)
+        .where(Checkpoint.job_id == manifest.job_id, Checkpoint.checkpoint_id == checkpoint_id)
+    ).one_or_none()
+    if found is not None and found.dropped_at is not None:
+        raise RefusedError(
+            "the job was dropped meanwhile, and its state is being deleted: it gets no manifest",
+            job=job,
+            checkpoint=checkpoint_id,
+        )
+    if found is None or found.status != CheckpointStatus.CONFIRMED:
+        raise _not_confirmed(job, checkpoint_id, found.status if found else None)
+    # A metastore that has lost its newest rows gives ids and epochs again, to other checkpoints.
+    if (str(found.run_id), found.processing_ms) != (manifest.run_id, manifest.processing_ms):
+        raise RefusedError(
+            "the checkpoint of this id is another one than was read: the metastore was restored "
+            "from a backup, or has failed over, meanwhile. Try again",
+            job=job,
+            checkpoint=checkpoint_id,
+        )
 
 
 def _not_confirmed(job: str, checkpoint_id: int, status: CheckpointStatus | None) -> RefusedError:
