@@ -143,6 +143,19 @@ def test_changelog_that_came_after_the_plan_is_left_where_it_is(job: WastefulJob
     assert moved == 0
 
 
+def test_what_a_scrub_finds_damaged_after_the_plan_is_left_where_it_is(job: WastefulJob) -> None:
+    """A copy would be known as damaged to nobody, and what it could be made from would go."""
+    path = job.waste()
+    planned = plan_job(job.catalog, job.name, OPTIONS)
+    assert planned.plan_id is not None
+    job.find_damage(path)
+    before = job.placed(job.next_checkpoint)
+    done = apply_compaction(job.catalog, read(job.catalog, planned.plan_id))
+    assert (done["rewritten_files"], done["copied_bytes"]) == (0, 0)
+    assert job.placed(job.next_checkpoint) == before
+    assert all("/maintenance/" not in path for path in job.objects())
+
+
 # --------------------------------------------------------------------------- open files
 
 
@@ -195,6 +208,18 @@ def test_what_the_job_replaces_meanwhile_is_given_up_whole(
     job.subsume()
     assert job.objects() == job.known()
     assert all("/maintenance/" not in path for path in job.objects()), "the loser's own is gone"
+
+
+def test_what_a_scrub_finds_damaged_while_it_is_copied_is_not_replaced(
+    job: WastefulJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job.waste()
+    before = job.placed(job.next_checkpoint)
+    after_each_copy(monkeypatch, lambda: job.find_damage(path))
+    report = compact_job(job.catalog, job.name, OPTIONS)
+    assert report.done is not None
+    assert (report.done.outpaced_files, report.done.rewritten_files) == (1, 0)
+    assert job.placed(job.next_checkpoint) == before
 
 
 def test_who_lost_the_lease_swaps_nothing_in(

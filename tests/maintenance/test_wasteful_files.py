@@ -14,7 +14,7 @@ from cairn.catalog.maintenance.wasteful_files import (
 )
 from cairn.catalog.savepoints.pins import pin_checkpoint, remove_pins
 from cairn.errors import RefusedError
-from metastore.enums import Damage, HeldBy, PinKind
+from metastore.enums import HeldBy, PinKind
 from tests.maintenance.wasteful_job import WastefulJob
 
 
@@ -84,14 +84,7 @@ def test_what_a_pinned_checkpoint_needs_is_held_until_the_pin_is_removed(
 
 def test_a_file_in_which_a_scrub_found_damage_is_not_copied(job: WastefulJob) -> None:
     path = job.waste()
-    job.sql(
-        "INSERT INTO cairn.damaged_segments (file_id, segment_id, job_id, damage)"
-        " SELECT file_id, segment_id, job_id, :damage FROM cairn.placed_segments"
-        " JOIN cairn.physical_files USING (file_id, job_id)"
-        " WHERE path = :path AND placed_segments.status = 'LIVE'",
-        path=path,
-        damage=next(iter(Damage)).value,
-    )
+    job.find_damage(path)
     assert held(job) == {path: HeldBy.DAMAGED}
 
 

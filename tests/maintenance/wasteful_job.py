@@ -15,7 +15,7 @@ from cairn.handles import DirectoryHandle, SegmentHandle, SegmentSpec
 from cairn.keygroups import KeyGroupRange
 from cairn.layout import shared_directory, shared_file
 from cairn.storage import ObjectStore, open_store
-from metastore.enums import KEYED, Scope, SegmentKind
+from metastore.enums import KEYED, Damage, Scope, SegmentKind
 from tests.metastore.steps import MAX_PARALLELISM, Steps
 
 Content = list[tuple[str, KeyGroupRange, int, int, str, bytes]]
@@ -122,6 +122,17 @@ class WastefulJob(Steps):
             " 0, 10, '00', 1, 1, 1 FROM cairn.physical_files AS f WHERE f.path = :path",
             path=path,
             kind=kind,
+        )
+
+    def find_damage(self, path: str) -> None:
+        """Records what a scrub does that finds all live segments of a file damaged."""
+        self.sql(
+            "INSERT INTO cairn.damaged_segments (file_id, segment_id, job_id, damage)"
+            " SELECT file_id, segment_id, job_id, :damage FROM cairn.placed_segments"
+            " JOIN cairn.physical_files USING (file_id, job_id)"
+            " WHERE path = :path AND placed_segments.status = 'LIVE'",
+            path=path,
+            damage=Damage.CORRUPT.value,
         )
 
     def placed(self, checkpoint_id: int) -> list[SegmentHandle]:

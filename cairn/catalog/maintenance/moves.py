@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, select, update
+from sqlalchemy import ColumnElement, Connection, Text, cast, exists, select, update
 
 from cairn.catalog.cleanup.needs import any_uuid
 from cairn.catalog.job.coverage import COVERING
@@ -19,13 +19,13 @@ from cairn.catalog.maintenance.leases import require_lease
 from cairn.errors import RefusedError
 from cairn.handles import SegmentHandle
 from metastore.enums import SegmentStatus
-from metastore.models import PlacedSegment
+from metastore.models import DamagedSegment, PlacedSegment
 
 
 def movable_segments(
     connection: Connection, job_id: str, file_ids: Sequence[UUID]
 ) -> list[StoredSegment]:
-    """Returns the bases and increments in files that checkpoints to come need."""
+    """Returns what is whole of the bases and increments in files that checkpoints to come need."""
     return placed_segments(
         connection, *_are_movable(job_id), PlacedSegment.file_id == any_uuid(file_ids)
     )
@@ -39,6 +39,12 @@ def _are_movable(job_id: str) -> tuple[ColumnElement[bool], ...]:
         # No changelog: a moved one is part of the next checkpoint, in the place of its own, so it
         # collides with that, or is replaced by a second attempt of its batch.
         PlacedSegment.kind.in_(COVERING),
+        # A copy of what is damaged is damage that nobody knows of: nothing is kept to heal it from.
+        ~exists().where(
+            DamagedSegment.file_id == PlacedSegment.file_id,
+            DamagedSegment.segment_id == PlacedSegment.segment_id,
+            DamagedSegment.resolved_at.is_(None),
+        ),
     )
 
 
@@ -51,8 +57,8 @@ def swap_in(
     """Makes copies part of every checkpoint from the next id on, in the place of their originals.
 
     All of them or none: returns False, and changes nothing, if an original is not as it was when it
-    was copied, because a base has replaced it or it is elsewhere. Older checkpoints keep the
-    originals. The same call again, after a lost answer, changes nothing.
+    was copied, because a base has replaced it, it is elsewhere, or it was found damaged. Older
+    checkpoints keep the originals. The same call again, after a lost answer, changes nothing.
 
     Raises:
         FencedError: the process does not hold the maintenance run any more, or the file was
