@@ -24,6 +24,7 @@ _UNPACKED_PER_BYTE_WRITTEN = 200  # less than a reader takes, as alignment is no
 _LARGEST_FREE_BYTES = 1 << 16  # of a file of a few bytes
 _RECORD_BATCH = 3
 _NOT_COMPRESSED = -1
+_MARK = 0xFFFFFFFF
 _int16 = struct.Struct("<h").unpack_from
 _int32 = struct.Struct("<i").unpack_from
 _uint32 = struct.Struct("<I").unpack_from
@@ -172,6 +173,9 @@ def _unpacked_batch(
 ) -> int:
     if not 0 <= offset <= offset + head_bytes <= len(data):
         raise pa.ArrowInvalid("a record batch lies outside of it")
+    # Without one Arrow takes the length from there: for another place than is looked at here.
+    if _uint32(data, offset)[0] != _MARK:
+        raise pa.ArrowInvalid("a record batch has no mark at its start")
     message = _root(data, offset + 8)  # after a mark and the length
     kind, head = _field(data, message, 1), _field(data, message, 2)
     if not kind or not head or data[kind] != _RECORD_BATCH:

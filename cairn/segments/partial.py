@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -120,10 +121,12 @@ def batches_of_part(
             limit_bytes=part.limit_bytes,
             use_threads=use_threads,
         )
-        for block, batch in zip(part.blocks, reader, strict=True):
+        for block, batch in zip_longest(part.blocks, reader):
+            # As many by their heads; but it is Arrow that reads them.
+            if block is None or batch is None:
+                raise CorruptSegmentError("the segment has other blocks than its index says")
             check_rows(batch)
-            column = batch.column("key_group")
-            found = batch.num_rows, column[0].as_py(), column[-1].as_py()
+            found = batch.num_rows, *_ends_of(batch.column("key_group"))
             if found != (block.rows, block.first, block.last):
                 raise CorruptSegmentError(
                     f"a block of the segment has other rows or key groups than its index says: "
@@ -132,6 +135,13 @@ def batches_of_part(
             wanted = rows_of(batch, key_groups)
             if wanted.num_rows:
                 yield wanted
+
+
+def _ends_of(column: pa.Array) -> tuple[int | None, int | None]:
+    """Returns the first and the last number of a column; None, None if it is empty."""
+    if not len(column):
+        return None, None
+    return column[0].as_py(), column[-1].as_py()
 
 
 def _index_of(handle: SegmentHandle) -> IndexRef:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -304,6 +305,43 @@ def test_blocks_that_are_no_record_batches_are_refused(store: Counted) -> None:
         crafted_one = crafted(store, SegmentIndex([replace(block, last=GROUPS - 1)], False))
         with pytest.raises(CorruptSegmentError, match="cannot be decoded"):
             rows_read(store, crafted_one, KeyGroupRange(0, 1))
+
+
+def crafted_block(store: PosixStore, message: bytes) -> SegmentHandle:
+    """Returns a segment whose one block, of a row of key group 0 by its index, is this message."""
+    sha256 = hashlib.sha256(message).digest()
+    block = Block(first=0, last=0, rows=1, offset=0, size_bytes=len(message), sha256=sha256)
+    return put(store, message + encode(SegmentIndex([block], has_long_offsets=False)), 1)
+
+
+def message_of(rows: Sequence[Row]) -> bytes:
+    """Returns rows as a record batch of a segment, with its head."""
+    schema = segment_format.schema_of({}, pa.binary())
+    changes = changes_of(rows)
+    batch = segment_format.record_batch(schema, changes.ops, changes.keys, changes.values)
+    message: bytes = batch.serialize().to_pybytes()
+    return message
+
+
+def test_an_empty_block_is_refused(store: Counted) -> None:
+    one = crafted_block(store, message_of(rows_of([1])))
+    assert rows_read(store, one, KeyGroupRange(0, 1)) == rows_of([1])
+    handle = crafted_block(store, message_of([]))
+    with pytest.raises(CorruptSegmentError, match="other rows or key groups than its index") as got:
+        rows_read(store, handle, KeyGroupRange(0, 1))
+    assert (got.value.file, got.value.offset) == (handle.path, OFFSET)
+
+
+def test_a_block_that_arrow_reads_as_the_end_is_refused(
+    store: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = crafted_block(store, bytes(4) + message_of(rows_of([1]))[4:])
+    with pytest.raises(CorruptSegmentError, match="no mark at its start") as got:
+        rows_read(store, handle, KeyGroupRange(0, 1))
+    assert (got.value.file, got.value.offset) == (handle.path, OFFSET)
+    monkeypatch.setattr("cairn.segments.ipc._MARK", 0)
+    with pytest.raises(CorruptSegmentError, match="other blocks than its index says"):
+        rows_read(store, handle, KeyGroupRange(0, 1))
 
 
 def test_blocks_out_of_order_are_refused() -> None:
