@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from cairn.catalog.cleanup.verification import LiveSegment
 from cairn.errors import StorageError
 from cairn.maintenance.pace import Pace
-from cairn.storage import ObjectStore, StoredObject
+from cairn.storage import ObjectStore
+from cairn.storage.store import find_object
 from metastore.enums import Damage
 
 READERS = 8
@@ -48,16 +49,6 @@ def check_segments(
     with ThreadPoolExecutor(READERS) as readers:
         for checked in readers.map(reader.check, list(_in_pieces(segments))):
             yield from checked
-
-
-def find_object(store: ObjectStore, path: str) -> StoredObject | None:
-    """Returns an object as a listing shows it; None if it is not there.
-
-    Raises:
-        StorageError, BadInputError: the storage failed, or is not there.
-    """
-    # By a listing: where the storage itself is missing, that is an error and no empty answer.
-    return next((found for found in store.list(path) if found.path == path), None)
 
 
 def _in_pieces(segments: Sequence[LiveSegment]) -> Iterator[list[LiveSegment]]:

@@ -20,7 +20,13 @@ from cairn.catalog.maintenance.heals import HealFacts, read_heal_facts, read_hea
 from cairn.catalog.maintenance.leased_files import LeaseRef
 from cairn.catalog.maintenance.leases import finish
 from cairn.catalog.maintenance.plans import StoredPlan
-from cairn.errors import CorruptSegmentError, RefusedError, StorageError
+from cairn.errors import (
+    CairnError,
+    CorruptSegmentError,
+    FencedError,
+    RefusedError,
+    StorageError,
+)
 from cairn.maintenance.breakers import PlannedDeletes
 from cairn.maintenance.fold import FoldReport, fold_inputs
 from cairn.maintenance.heal_plan import Heals, heals_of, of_json, to_json
@@ -124,22 +130,31 @@ def apply_heals(catalog: Catalog, plan: StoredPlan, progress: Progress) -> Mappi
     """Makes again what a stored plan says, under its lease; returns what was done as JSON values.
 
     What it is made from is found anew. A source that turns out to be damaged is recorded, and
-    another one is used, where there is one.
+    another one is used, where there is one. Each share is tried, whichever fails.
 
     Raises:
         FencedError: another process applies the plan.
         RefusedError: the plan is too old or over, the job was dropped, or see `fold_shares`.
-        CorruptSegmentError, StoreFailedError: see `fold_shares`; what was healed before stays.
+        CorruptSegmentError, StoreFailedError: see `fold_shares`; what was healed stays.
     """
     if plan.status is MaintenanceStatus.APPLIED:
         return plan.result or {}
     job = job_of(catalog, plan)
     objects = open_owned(catalog, job)
     with held_lease(catalog, plan.job_id, plan.run_id) as lease:
-        total = FoldReport()
+        total, failures = FoldReport(), list[CairnError]()
         for share in of_json(plan.plan):
-            total += _heal(catalog, job, objects, lease, share)
-            progress("shares healed", 1)
+            try:
+                total += _heal(catalog, job, objects, lease, share)
+                progress("shares healed", 1)
+            except FencedError:
+                raise
+            except (CorruptSegmentError, StorageError, RefusedError) as failed:
+                facts = {"job": job.name, "subtask": share.subtask, "error": str(failed)}
+                _log.warning("a share cannot be healed; going on with the others", extra=facts)
+                failures.append(failed)
+        if failures:
+            raise failures[0]
         done = asdict(total)
         result = {"healed": done.pop("folded"), **done}
         catalog.run(
@@ -163,7 +178,11 @@ def _heal(
         try:
             return fold_inputs(catalog, job, objects, lease, inputs)
         except (CorruptSegmentError, StorageError) as failed:
-            found = _damaged_sources(catalog, job, objects, inputs)
+            paths = {handle.path for one in inputs for handle in one.handles}
+            # A store that takes no new file says nothing of these.
+            if isinstance(failed, StorageError) and failed.file not in paths:
+                raise
+            found = _damaged_sources(catalog, job, objects, inputs, sorted(paths))
             # Ends: each time more is known as damaged.
             if not found - known:
                 raise
@@ -173,11 +192,14 @@ def _heal(
 
 
 def _damaged_sources(
-    catalog: Catalog, job: JobFacts, objects: ObjectStore, inputs: Sequence[FoldInput]
+    catalog: Catalog,
+    job: JobFacts,
+    objects: ObjectStore,
+    inputs: Sequence[FoldInput],
+    paths: Sequence[str],
 ) -> set[str]:
     """Reads the sources' files and records damage; returns which sources are damaged."""
     read = {handle.segment_id for one in inputs for handle in one.handles}
-    paths = sorted({handle.path for one in inputs for handle in one.handles})
     scrub_files(catalog, job, objects, paths)
     return read & {one.segment_id for one in _facts(catalog, job.name).damage}
 

@@ -160,6 +160,16 @@ class ObjectStore(Readable, Protocol):
         ...
 
 
+def find_object(store: ObjectStore, path: str) -> StoredObject | None:
+    """Returns an object as a listing shows it; None if it is not there.
+
+    Raises:
+        StorageError, BadInputError: the storage failed, or is not there.
+    """
+    # By a listing: where the storage itself is missing, that is an error and no empty answer.
+    return next((found for found in store.list(path) if found.path == path), None)
+
+
 def put_in_time(
     store: ObjectStore, path: str, chunks: Sequence[bytes | memoryview], began_s: float
 ) -> None:

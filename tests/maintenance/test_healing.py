@@ -11,10 +11,11 @@ from uuid import uuid4
 import pytest
 
 from cairn.catalog.maintenance import heals
+from cairn.catalog.maintenance.folds import Share
 from cairn.catalog.maintenance.leased_files import LeaseRef
 from cairn.catalog.maintenance.leases import take_lease
 from cairn.catalog.savepoints.pins import pin_checkpoint
-from cairn.errors import CorruptSegmentError, FencedError, RefusedError, StorageError
+from cairn.errors import CairnError, CorruptSegmentError, FencedError, RefusedError, StorageError
 from cairn.handles import SegmentHandle
 from cairn.maintenance import fold as folding
 from cairn.maintenance import heal as healing
@@ -244,6 +245,62 @@ def test_a_store_that_fails_is_an_error_and_no_damage(
     assert len(job.damaged()) == 1
     monkeypatch.undo()
     assert heal_job(job.catalog, job.plan.job).healed == 1
+
+
+@pytest.mark.parametrize("kind", [StorageError, RefusedError, CorruptSegmentError])
+def test_a_share_that_fails_keeps_no_other_one_from_being_healed(
+    job: DamagedJob, monkeypatch: pytest.MonkeyPatch, kind: type[CairnError]
+) -> None:
+    job.damage(*job.bases(job.grow()))
+    fold, shares = folding.fold_inputs, list[Share]()
+
+    def fail_at_the_first(*given: Any) -> Any:
+        [one] = given[-1]
+        shares.append(one.share)
+        if one.share == shares[0]:
+            raise kind("nobody can make this one")
+        return fold(*given)
+
+    monkeypatch.setattr(healing, "fold_inputs", fail_at_the_first)
+    with pytest.raises(kind, match="nobody can make this one"):
+        heal_job(job.catalog, job.plan.job)
+    assert sorted(by_next for _, _, by_next in job.damaged()) == [False, True]
+    monkeypatch.undo()
+    assert heal_job(job.catalog, job.plan.job).healed == 1
+    job.assert_reads_back(job.run(1))
+
+
+def test_who_has_lost_the_lease_heals_no_other_share(
+    job: DamagedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.damage(*job.bases(job.grow()))
+    tried: list[object] = []
+
+    def fence(*given: object) -> None:
+        tried.append(given)
+        raise FencedError("another process has it")
+
+    monkeypatch.setattr(healing, "fold_inputs", fence)
+    with pytest.raises(FencedError):
+        heal_job(job.catalog, job.plan.job)
+    assert len(tried) == 1
+
+
+def test_a_write_that_fails_reads_no_source_again(
+    job: DamagedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.damage(job.bases(job.grow())[0])
+
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full", file="new")
+
+    def read(*_: object) -> None:
+        raise AssertionError("it reads what is whole")
+
+    monkeypatch.setattr(folding, "write_leased_file", fail)
+    monkeypatch.setattr(healing, "scrub_files", read)
+    with pytest.raises(StorageError, match="the disk is full"):
+        heal_job(job.catalog, job.plan.job)
 
 
 # ------------------------------------------------------------------------- beside others

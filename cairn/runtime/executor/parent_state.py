@@ -27,6 +27,7 @@ from cairn.runtime.executor.spool import Spool
 from cairn.runtime.executor.subtask_context import SubtaskContext
 from cairn.segments.format import decode
 from cairn.segments.reader import expected_bytes, read_bytes, read_segment, read_segments
+from cairn.storage.store import ObjectStore, find_object
 from metastore.enums import SegmentKind
 
 _log = logging.getLogger(__name__)
@@ -194,12 +195,19 @@ def _apply_parent(writer: LocalWriter, context: SubtaskContext, parent: Parent) 
 
 
 def _refuse_damaged(context: SubtaskContext, damaged: Sequence[SegmentHandle]) -> None:
-    """Raises where segments that a scrub has found damaged are so still, before all is read."""
+    """Raises where segments that a scrub has found damaged are so still, before all is read.
+
+    Raises:
+        RefusedError: one is.
+        StorageError: the store failed, and may have it.
+    """
     job = context.run.job
     for handle in damaged:
         try:
             read_bytes(context.store, handle, job=job)
         except (CorruptSegmentError, StorageError) as error:
+            if isinstance(error, StorageError) and _may_be_there(context.store, handle):
+                raise
             raise RefusedError(
                 f"a scrub has found segment {handle.segment_id} damaged, and no retained "
                 f"checkpoint has its state by other segments: {error.message}. `cairn scrub {job} "
@@ -210,6 +218,16 @@ def _refuse_damaged(context: SubtaskContext, damaged: Sequence[SegmentHandle]) -
                 file=handle.path,
                 offset=handle.offset,
             ) from error
+
+
+def _may_be_there(store: ObjectStore, handle: SegmentHandle) -> bool:
+    """Tells whether a segment's object is as large as it was, so that the store failed to read it.
+
+    Raises:
+        StorageError: that cannot be found out now.
+    """
+    found = find_object(store, handle.path)
+    return found is not None and found.size_bytes >= handle.offset + handle.size_bytes
 
 
 def _restore(
