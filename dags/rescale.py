@@ -57,7 +57,7 @@ from cairn.airflow_ext.requests import Rescale
     schedule=None,
     start_date=FIRST_DAY,
     catchup=False,
-    max_active_runs=1,
+    max_active_runs=16,  # a run waits for the next batch of its job, and others for theirs
     dagrun_timeout=timedelta(hours=7),
     tags=TAGS,
     default_args=task_defaults(timedelta(minutes=15)),

@@ -144,8 +144,8 @@ class Run(Base):
     epoch: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[UUID] = mapped_column(unique=True)
     parallelism: Mapped[int]
-    is_supervised: Mapped[bool] = mapped_column(server_default="false")
-    """Whether its driver does what is asked of it in `run_requests`."""
+    supervisor_id: Mapped[UUID | None]
+    """The call of `cairn.run` that started it, which does what is asked in `run_requests`."""
     query_id: Mapped[str | None]
     watermark_delays_ms: Mapped[list[int]] = mapped_column(server_default="{}")
     """Of `withWatermark`, by input; empty: no event time, or that of `watermark_job_id`."""

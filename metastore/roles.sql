@@ -53,7 +53,7 @@ GRANT UPDATE (query_id, current_epoch, next_checkpoint_id, time_mode, num_retain
 GRANT UPDATE (query_id, started_at, seen_at, ended_at) ON cairn.runs TO cairn_writer;
 -- A driver does what others ask of its query.
 GRANT SELECT ON cairn.run_requests TO cairn_writer;
-GRANT UPDATE (status, instead_of, taken_at, ended_at, checkpoint_id, message)
+GRANT UPDATE (status, instead_of, overruled_at, taken_at, ended_at, checkpoint_id, message)
     ON cairn.run_requests TO cairn_writer;
 GRANT UPDATE (value_schema, dropped_at) ON cairn.state_variables TO cairn_writer;
 GRANT UPDATE (status, completed_at, confirmed_at, ended_at) ON cairn.checkpoints TO cairn_writer;

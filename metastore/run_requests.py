@@ -38,6 +38,8 @@ class RunRequest(Base):
     """That is asked for, of a rescale."""
     instead_of: Mapped[int | None]
     """The parallelism in the query's code when a driver took it: it holds until that is another."""
+    overruled_at: Mapped[datetime | None]
+    """Since when the code names another parallelism, and this one holds no more."""
     savepoint: Mapped[str | None]
     """The name of the savepoint to make, of a stop; null: none."""
     requested_by: Mapped[str] = mapped_column(server_default=text("SESSION_USER"))

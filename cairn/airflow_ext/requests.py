@@ -44,7 +44,7 @@ class Rescale(BaseOperator):
         job, parallelism = params["job"], params["parallelism"]
         run = context["dag_run"]
         wanted = Wanted(
-            request_id=uuid5(NAMESPACE_OID, f"{run.dag_id} {run.run_id}"),
+            request_id=uuid5(NAMESPACE_OID, f"{run.dag_id} {run.run_id} {job} {parallelism}"),
             kind=RequestKind.RESCALE,
             parallelism=parallelism,
         )

@@ -13,12 +13,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, func, insert, select, text, update
 
-from cairn.batch_ref import RunRef
-from cairn.catalog.job.fencing import lock_job, require_epoch
+from cairn.catalog.job.fencing import lock_job
 from cairn.catalog.jobs import find_job
 from cairn.errors import BadInputError, RefusedError
-from metastore.enums import CheckpointStatus, RequestKind, RequestStatus
-from metastore.models import Checkpoint, Job, Run, RunRequest
+from metastore.enums import RequestKind, RequestStatus
+from metastore.models import Job, RunRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +113,22 @@ def check(connection: Connection, job: str, wanted: Wanted) -> int:
 
 
 def request(connection: Connection, request_id: UUID) -> Request:
-    """Returns a request as it is now."""
-    return _request(connection.execute(_REQUESTS.where(RunRequest.request_id == request_id)).one())
+    """Returns a request as it is now.
+
+    Raises:
+        BadInputError: it is not there: its job was dropped.
+    """
+    query = _REQUESTS.where(RunRequest.request_id == request_id)
+    found = connection.execute(query).one_or_none()
+    if found is None:
+        raise BadInputError(f"request {request_id} is not there any more: its job was dropped")
+    return _request(found)
+
+
+def is_running(connection: Connection, job_id: str) -> bool:
+    """Tells whether somebody does what is asked of a job now."""
+    run = connection.execute(_NEWEST_RUN, {"job_id": job_id}).one_or_none()
+    return run is not None and not run.is_over and run.supervisor_id is not None
 
 
 def undone_request(connection: Connection, job: str) -> Request | None:
@@ -127,15 +140,16 @@ def undone_request(connection: Connection, job: str) -> Request | None:
 
 
 def newest_rescale(connection: Connection, job: str) -> Request | None:
-    """Returns the job's newest rescale that has not failed and was not withdrawn."""
+    """Returns the job's newest rescale that has not failed, and was not withdrawn or overruled."""
     counts = (*_UNDONE, RequestStatus.DONE)
     found = connection.execute(
         _REQUESTS.where(
             Job.name == job,
             RunRequest.kind == RequestKind.RESCALE,
             RunRequest.status.in_(counts),
+            RunRequest.overruled_at.is_(None),
         )
-        .order_by(RunRequest.requested_at.desc(), RunRequest.request_id)
+        .order_by(RunRequest.status.in_(_UNDONE).desc(), RunRequest.requested_at.desc())
         .limit(1)
     ).one_or_none()
     return None if found is None else _request(found)
@@ -162,14 +176,18 @@ def finish(
     *,
     checkpoint_id: int | None = None,
     message: str | None = None,
-) -> None:
-    """Notes the result of a request that was taken; one that is over stays as it is."""
+) -> bool:
+    """Notes the result of a request that was taken; one that is over stays as it is.
+
+    Returns whether this is its result.
+    """
     lock_job(connection, asked.job_id, exclusive=True)
     connection.execute(
         update(RunRequest)
         .where(RunRequest.request_id == asked.request_id, RunRequest.status == RequestStatus.TAKEN)
         .values(status=status, ended_at=func.now(), checkpoint_id=checkpoint_id, message=message)
     )
+    return request(connection, asked.request_id).status is status
 
 
 def withdraw(connection: Connection, asked: Request, why: str) -> None:
@@ -180,6 +198,31 @@ def withdraw(connection: Connection, asked: Request, why: str) -> None:
         .where(RunRequest.request_id == asked.request_id, RunRequest.status.in_(_UNDONE))
         .values(status=RequestStatus.WITHDRAWN, ended_at=func.now(), message=why)
     )
+
+
+def overrule(connection: Connection, asked: Request, given: int) -> None:
+    """Notes that the query's code names another parallelism than when the rescale was taken."""
+    if not asked.is_over:
+        withdraw(connection, asked, f"the query's code says {given}")
+    connection.execute(
+        update(RunRequest)
+        .where(RunRequest.request_id == asked.request_id)
+        .values(overruled_at=func.now())
+    )
+
+
+_FAILED_STARTS = text("""
+    SELECT count(*) FROM cairn.runs AS r
+    JOIN cairn.run_requests AS q ON q.job_id = r.job_id
+    WHERE q.request_id = :request_id
+      AND r.registered_at > q.taken_at
+      AND r.parallelism = q.parallelism
+""")
+
+
+def starts_at(connection: Connection, asked: Request) -> int:
+    """Returns how often the query was started for a rescale, since it was taken."""
+    return int(connection.scalar(_FAILED_STARTS, {"request_id": asked.request_id}) or 0)
 
 
 _FIRST_WHOLE = text("""
@@ -199,60 +242,18 @@ def first_rescaled_checkpoint(connection: Connection, asked: Request) -> int | N
     return None if found is None else int(found)
 
 
-def run_of_query(connection: Connection, job: str, query_id: str) -> RunRef | None:
-    """Returns the job's run that has begun batches of a query of Spark's, if it still may."""
-    found = connection.execute(
-        select(Run.job_id, Run.epoch, Run.run_id)
-        .join(Job, Job.job_id == Run.job_id)
-        .where(Job.name == job, Run.query_id == query_id, Run.epoch == Job.current_epoch)
-    ).one_or_none()
-    if found is None:
-        return None
-    return RunRef(job=job, job_id=found.job_id, epoch=found.epoch, run_id=str(found.run_id))
-
-
-def confirm_batch(connection: Connection, run: RunRef, query_id: str, batch_id: int) -> int:
-    """Confirms the checkpoint of a batch that Spark has committed, and returns its id.
-
-    The begin of the next batch does the same. This is for a query that has no next one.
-
-    Raises:
-        RefusedError: the batch has no whole checkpoint of this run.
-    """
-    require_epoch(connection, run, exclusive=True)
-    of_batch = (
-        Checkpoint.job_id == run.job_id,
-        Checkpoint.epoch == run.epoch,
-        Checkpoint.query_id == query_id,
-        Checkpoint.batch_id == batch_id,
-    )
-    connection.execute(
-        update(Checkpoint)
-        .where(*of_batch, Checkpoint.status == CheckpointStatus.COMPLETED)
-        .values(status=CheckpointStatus.CONFIRMED, confirmed_at=func.now())
-    )
-    confirmed = connection.scalar(
-        select(Checkpoint.checkpoint_id).where(
-            *of_batch, Checkpoint.status == CheckpointStatus.CONFIRMED
-        )
-    )
-    if confirmed is None:
-        raise RefusedError(
-            f"batch {batch_id} of query {query_id} has no whole checkpoint of run {run.epoch}",
-            job=run.job,
-        )
-    return int(confirmed)
-
-
 def _request(row: Row[*tuple[Any, ...]]) -> Request:
     return Request(**row._mapping)
 
 
+# A plan that somebody has only built is a run, too, and does not matter beside one that runs.
 _NEWEST_RUN = text("""
-    SELECT r.epoch, r.parallelism, r.is_supervised, cairn.is_over(r.ended_at, r.seen_at) AS is_over
+    SELECT r.epoch, r.parallelism, r.supervisor_id, o.is_over
     FROM cairn.runs AS r
-    WHERE r.job_id = :job_id
-    ORDER BY r.epoch DESC LIMIT 1
+    JOIN cairn.jobs AS j ON j.job_id = r.job_id
+    CROSS JOIN LATERAL (SELECT cairn.is_over(r.ended_at, r.seen_at) AS is_over) AS o
+    WHERE r.job_id = :job_id AND r.epoch >= j.current_epoch
+    ORDER BY r.supervisor_id IS NOT NULL AND NOT o.is_over DESC, r.epoch DESC LIMIT 1
 """)
 
 
@@ -266,7 +267,7 @@ def _require_supervised(
             "is to have; a savepoint of its newest checkpoint is `cairn savepoint`",
             job=job.name,
         )
-    if not run.is_supervised:
+    if run.supervisor_id is None:
         raise RefusedError(
             "its query was not started by cairn.run, which does what is asked of a running query. "
             "Stop the query where it runs, and start it with the parallelism that it is to have",

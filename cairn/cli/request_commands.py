@@ -124,15 +124,23 @@ def _ask(catalog: Catalog, arguments: Namespace, wanted: Wanted) -> int:
 def _await(catalog: Catalog, asked: Request) -> Request:
     what, request_id = f"{asked.kind.value} of job {asked.job}", asked.request_id
 
-    def now(connection: Connection) -> Request:
-        return requests.request(connection, request_id)
+    def now(connection: Connection) -> tuple[Request, bool]:
+        found = requests.request(connection, request_id)
+        return found, requests.is_running(connection, found.job_id)
 
     with progress_bars() as progress:
         progress.add_task(f"{what}: waiting for its driver", total=None)
         try:
             while not asked.is_over:
                 time.sleep(_LOOK_S)
-                asked = catalog.run(f"waiting for the {what}", now)
+                asked, is_running = catalog.run(f"waiting for the {what}", now)
+                if not (asked.is_over or is_running):
+                    print(
+                        f"its query does not run now; `cairn requests {asked.job}` shows what "
+                        "comes of the request once it does",
+                        file=sys.stderr,
+                    )
+                    break
         except KeyboardInterrupt:
             print(f"still asked for; `cairn requests {asked.job}` shows it", file=sys.stderr)
             raise

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.airflow
 @pytest.fixture
 def job(metastore_url: str, tmp_storage: str) -> Steps:
     steps = Steps(metastore_url, tmp_storage)
-    steps.whole_batch(steps.register(2, is_supervised=True), 0)
+    steps.whole_batch(steps.register(2, supervisor_id=uuid4()), 0)
     return steps
 
 
@@ -50,7 +51,7 @@ def driver(job: Steps, error: str | None = None) -> Iterator[None]:
         if error is not None:
             job.run(lambda c: requests.finish(c, one, RequestStatus.FAILED, message=error))
             return
-        job.whole_batch(job.register(one.parallelism or 0, is_supervised=True), 1)
+        job.whole_batch(job.register(one.parallelism or 0, supervisor_id=uuid4()), 1)
         job.run(lambda c: requests.finish(c, one, RequestStatus.DONE, checkpoint_id=2))
 
     with ThreadPoolExecutor(1) as threads:

@@ -10,17 +10,25 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from cairn.catalog import requests
+from cairn.catalog.job.last_batch import (
+    confirm_batch,
+    newest_confirmed,
+    require_no_other,
+    run_of,
+)
 from cairn.catalog.requests import Request, Wanted
 from cairn.errors import BadInputError, FencedError, RefusedError
 from metastore.enums import RequestKind, RequestStatus
 from tests.metastore.steps import Steps
+
+DRIVER = uuid4()
 
 
 @pytest.fixture
 def job(metastore_url: str, tmp_storage: str) -> Steps:
     """A supervised run at parallelism 2 has done batch 0."""
     steps = Steps(metastore_url, tmp_storage)
-    steps.whole_batch(steps.register(2, is_supervised=True), 0)
+    steps.whole_batch(steps.register(2, supervisor_id=DRIVER), 0)
     return steps
 
 
@@ -75,7 +83,7 @@ def test_a_rescale_is_done_by_the_first_whole_checkpoint_of_a_run_after_it(job: 
 
     job.whole_batch(1, 1)
     assert first() is None, "the old run"
-    epoch = job.register(4, is_supervised=True)
+    epoch = job.register(4, supervisor_id=DRIVER)
     job.begin(job.ref(epoch, 2))
     assert first() is None, "not whole"
     job.whole_batch(epoch, 2)
@@ -130,18 +138,43 @@ def test_a_dry_run_asks_nothing(job: Steps) -> None:
 
 
 def test_the_last_batch_is_confirmed_by_its_own_run_only(job: Steps) -> None:
-    run = job.run(lambda c: requests.run_of_query(c, job.name, "q"))
-    assert run is not None
+    run = job.run(lambda c: run_of(c, job.name, DRIVER))
     assert job.statuses()[1] == "COMPLETED"
     with pytest.raises(RefusedError, match=r"batch 1 .* has no whole checkpoint"):
-        job.run(lambda c: requests.confirm_batch(c, run, "q", 1))
-    assert job.run(lambda c: requests.confirm_batch(c, run, "q", 0)) == 1
-    assert job.run(lambda c: requests.confirm_batch(c, run, "q", 0)) == 1, "again"
+        job.run(lambda c: confirm_batch(c, run, "q", 1))
+    assert job.run(lambda c: confirm_batch(c, run, "q", 0)) == 1
+    assert job.run(lambda c: confirm_batch(c, run, "q", 0)) == 1, "again"
     assert job.statuses()[1] == "CONFIRMED"
     job.whole_batch(job.register(2), 1)
     with pytest.raises(FencedError):
-        job.run(lambda c: requests.confirm_batch(c, run, "q", 0))
-    assert job.run(lambda c: requests.run_of_query(c, job.name, "other")) is None
+        job.run(lambda c: confirm_batch(c, run, "q", 0))
+    with pytest.raises(FencedError, match="another driver"):
+        job.run(lambda c: run_of(c, job.name, DRIVER))
+
+
+def test_a_batch_that_may_not_be_committed_is_not_taken_for_the_last(job: Steps) -> None:
+    with pytest.raises(RefusedError, match="whether Spark has committed"):
+        job.run(lambda c: newest_confirmed(c, job.name))
+    run = job.run(lambda c: run_of(c, job.name, DRIVER))
+    job.run(lambda c: confirm_batch(c, run, "q", 0))
+    assert job.run(lambda c: newest_confirmed(c, job.name)) == 1
+
+
+def test_a_driver_that_was_replaced_is_fenced_and_one_before_it_is_not(job: Steps) -> None:
+    other = uuid4()
+    job.run(lambda c: require_no_other(c, job.name, DRIVER))
+    job.run(lambda c: require_no_other(c, job.name, other))
+    epoch = job.register(2, supervisor_id=other)
+    job.run(lambda c: require_no_other(c, job.name, DRIVER))
+    job.whole_batch(epoch, 1)
+    job.run(lambda c: require_no_other(c, job.name, other))
+    with pytest.raises(FencedError, match=f"run {epoch} of another driver"):
+        job.run(lambda c: require_no_other(c, job.name, DRIVER))
+
+
+def test_a_plan_that_is_only_built_does_not_keep_others_from_asking(job: Steps) -> None:
+    job.register(5)
+    assert ask(job, rescale(4)).parallelism == 4
 
 
 def test_a_result_is_final(job: Steps) -> None:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from cairn.catalog import requests
 from cairn.catalog.requests import Request, Wanted
+from cairn.errors import FencedError, RefusedError
 from cairn.runtime.driver.job_spec import JobSpec
-from cairn.runtime.driver.requested import Requested
+from cairn.runtime.driver.requested import MOST_STARTS, Requested
 from cairn.settings import Settings
 from metastore.enums import RequestKind
 from tests.metastore.steps import Steps
+
+DRIVER = uuid4()
 
 
 @pytest.fixture
 def job(metastore_url: str, tmp_storage: str) -> Steps:
     """A supervised run at parallelism 2 has done batch 0."""
     steps = Steps(metastore_url, tmp_storage)
-    steps.whole_batch(steps.register(2, is_supervised=True), 0)
+    steps.whole_batch(steps.register(2, supervisor_id=DRIVER), 0)
     return steps
 
 
-def driver(job: Steps, parallelism: int = 2) -> Requested:
+def driver(job: Steps, parallelism: int = 2, supervisor_id: UUID = DRIVER) -> Requested:
     """Starts a driver whose code says a parallelism; one that was there is as good as killed."""
     spec = JobSpec(
         name=job.name,
@@ -34,7 +38,7 @@ def driver(job: Steps, parallelism: int = 2) -> Requested:
         parallelism=parallelism,
         settings=Settings.from_options({}),
     )
-    return Requested(spec)
+    return Requested(spec, supervisor_id)
 
 
 def ask(job: Steps, kind: RequestKind = RequestKind.RESCALE, **what: Any) -> Request:
@@ -58,7 +62,7 @@ def test_a_rescale_is_finished_by_the_next_driver_whenever_the_first_is_killed(j
     assert driver(job).parallelism() == 4, "killed before it has registered a run"
     assert driver(job).look() is None, "the query need not be ended for it"
     assert driver(job).parallelism() == 4
-    epoch = job.register(4, is_supervised=True)
+    epoch = job.register(4, supervisor_id=DRIVER)
     job.begin(job.ref(epoch, 1))
     assert driver(job).look() is None, "killed within the first batch"
     assert now(job, asked).status == "TAKEN"
@@ -75,6 +79,17 @@ def test_the_code_has_its_way_once_it_says_another_parallelism(job: Steps) -> No
     assert driver(job, 3).parallelism() == 3
     assert now(job, asked).status == "WITHDRAWN"
     assert "says 3" in str(now(job, asked).message)
+    assert driver(job, 2).parallelism() == 2
+
+
+def test_a_rescale_that_was_overruled_does_not_come_back(job: Steps) -> None:
+    asked = ask(job, parallelism=4)
+    driver(job, 2).parallelism()
+    job.whole_batch(job.register(4, supervisor_id=DRIVER), 1)
+    driver(job, 2).look()
+    assert driver(job, 2).parallelism() == 4
+    assert driver(job, 3).parallelism() == 3
+    assert now(job, asked).status == "DONE"
     assert driver(job, 2).parallelism() == 2
 
 
@@ -111,14 +126,54 @@ def test_a_stop_that_was_not_done_is_withdrawn_by_the_next_start(job: Steps) -> 
 def test_a_stop_saves_the_batch_that_spark_has_committed_last(job: Steps) -> None:
     job.whole_batch(1, 1)
     one = driver(job)
-    assert one.confirm("q", 1) == 2
-    assert one.save("end") == 2
-    assert one.confirm("another query", 1) is None
+    with pytest.raises(RefusedError, match="not known"):
+        one.last_checkpoint(None, None)
+    assert one.last_checkpoint(1, "q") == 2
+    assert one.last_checkpoint(None, None) == 2
+    one.save("end", 2)
+    assert job.sql("SELECT name, checkpoint_id FROM cairn.pins WHERE job_id = :job") == [("end", 2)]
+
+
+def test_a_parallelism_at_which_no_start_gets_on_is_left_whoever_starts(job: Steps) -> None:
+    asked = ask(job, parallelism=4)
+    for _ in range(MOST_STARTS):
+        assert driver(job).parallelism() == 4
+        job.begin(job.ref(job.register(4, supervisor_id=DRIVER), 1))
+    assert driver(job).parallelism() == 2
+    assert now(job, asked).status == "FAILED"
+    assert "3 starts at parallelism 4" in str(now(job, asked).message)
+
+
+def test_a_rescale_that_is_whole_does_not_fail_for_a_later_error(job: Steps) -> None:
+    asked = ask(job, parallelism=4)
+    one = driver(job)
+    one.parallelism()
+    job.whole_batch(job.register(4, supervisor_id=DRIVER), 1)
+    assert not one.fail_rescale(RuntimeError("in the batch after"))
+    assert now(job, asked).status == "DONE"
+
+
+def test_a_driver_that_was_replaced_answers_nothing(job: Steps) -> None:
+    asked = ask(job, parallelism=4)
+    job.whole_batch(job.register(2, supervisor_id=uuid4()), 1)
+    replaced = driver(job)
+    answers: list[Callable[[], object]] = [
+        replaced.look,
+        replaced.parallelism,
+        replaced.withdraw_stop,
+        lambda: replaced.take(asked),
+        lambda: replaced.finish(asked),
+        lambda: replaced.last_checkpoint(1, "q"),
+    ]
+    for answer in answers:
+        with pytest.raises(FencedError, match="another driver"):
+            answer()
+    assert now(job, asked).status == "OPEN"
 
 
 def test_what_was_asked_of_another_job_is_not_done(job: Steps) -> None:
     ask(job, parallelism=4)
     other = replace(job, name="other", job_id="")
-    other.whole_batch(other.register(2, is_supervised=True), 0)
+    other.whole_batch(other.register(2, supervisor_id=DRIVER), 0)
     assert driver(other).look() is None
     assert driver(other).parallelism() == 2

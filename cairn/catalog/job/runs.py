@@ -66,8 +66,8 @@ class Registration:
     """Files below this size may be continued by a later checkpoint; None: none is."""
     materialized_by: MaterializedBy = MaterializedBy.STREAM
     materialize_interval_ms: int = MATERIALIZE_INTERVAL_MS
-    is_supervised: bool = False
-    """Whether its driver does what is asked of it (`cairn.catalog.requests`)."""
+    supervisor_id: UUID | None = None
+    """Who does what is asked of it (`cairn.catalog.requests`); None: nobody."""
     origin: Manifest | None = None
     """The manifest that the job is restored from, if it has no state yet."""
 
@@ -231,7 +231,7 @@ def _epoch(
             epoch=newest.scalar_subquery(),
             run_id=registration.run_id,
             parallelism=registration.parallelism,
-            is_supervised=registration.is_supervised,
+            supervisor_id=registration.supervisor_id,
             watermark_delays_ms=list(registration.watermark_delays_ms),
             watermark_job_id=registration.watermark_job_id,
             state_ids=[state.state_id for state in states.values()],

@@ -8,17 +8,21 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 _LOOK_S = 0.05
+_LATER_S = 0.5
+_SOON_S = 2.0
+"""So long it looks often: then the batch is a long one, and each look costs the driver some."""
 _COMMITTED = "commitOffsets"
 """The step in which Spark writes that a batch is done; progress without it is of no batch."""
 
 
 def await_batch_end(query: StreamingQuery) -> None:
     """Returns once the batch under way is committed, or there is none, or the query is over."""
+    began_s = time.monotonic()
     seen = _batch_of(query.lastProgress)
     while query.isActive and query.status["isTriggerActive"]:
         if _batch_of(query.lastProgress) != seen:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S if time.monotonic() - began_s < _SOON_S else _LATER_S)
 
 
 def committed_batch(query: StreamingQuery) -> int | None:

@@ -154,7 +154,7 @@ def _registration(
         job=job.name,
         storage=job.storage,
         parallelism=job.parallelism,
-        is_supervised=job.is_supervised,
+        supervisor_id=job.supervisor_id,
         max_parallelism=job.settings.max_parallelism,
         num_retained=job.settings.num_retained,
         file_retention_ms=job.settings.file_retention_ms,

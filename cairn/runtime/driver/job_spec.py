@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from cairn.catalog.catalog import Catalog
 from cairn.catalog.embedded import EMBEDDED_PREFIX, resolve_url
@@ -22,8 +23,8 @@ class JobSpec:
     parallelism: int
     settings: Settings
     restore_from: str | None = None
-    is_supervised: bool = False
-    """Whether `cairn.run` has the query built, and does what is asked of it while it runs."""
+    supervisor_id: UUID | None = None
+    """The call of `cairn.run` that has the query built, and does what is asked of it."""
 
     def open_catalog(self) -> Catalog:
         """Returns the metastore; starts and migrates an embedded one.

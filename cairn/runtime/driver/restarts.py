@@ -65,16 +65,25 @@ class Restarts:
     _started_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started()
+        self._started_s = self.clock_s()
 
     def started(self) -> None:
-        """Notes that the query starts now."""
+        """Notes that the query starts now, after a start that may have run well for long."""
+        if self._ran_well():
+            self.in_a_row = 0
         self._started_s = self.clock_s()
+
+    def forget(self) -> None:
+        """Forgets what has failed before: the query starts as another one."""
+        self.in_a_row = 0
 
     def next_delay_ms(self) -> int | None:
         """Returns when to start the query that has just failed; None: never."""
-        if (self.clock_s() - self._started_s) * 1000 >= self.policy.reset_after_ms:
+        if self._ran_well():
             self.in_a_row = 0
         delay_ms = self.policy.delay_ms(self.in_a_row)
         self.in_a_row += 1
         return delay_ms
+
+    def _ran_well(self) -> bool:
+        return (self.clock_s() - self._started_s) * 1000 >= self.policy.reset_after_ms

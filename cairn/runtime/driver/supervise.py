@@ -11,7 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from uuid import uuid4
 
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,11 +30,12 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 1
 """How often the metastore is asked for requests, in one small transaction for each job."""
-_TRIES = 3
-"""Of starts at another parallelism, before the query goes back to the one it had."""
 
 Build = Callable[..., StreamingQuery]
 """Builds the plan with the jobs that it is given, starts it and returns the query."""
+
+_FAILURES = (CairnError, PySparkException, Py4JError, SQLAlchemyError, OSError)
+"""What starting and watching a query raises, here or in the JVM."""
 
 
 def run(build: Build, *jobs: Job, restart: RestartPolicy | None = None) -> None:
@@ -51,9 +54,10 @@ def run(build: Build, *jobs: Job, restart: RestartPolicy | None = None) -> None:
 
     Raises:
         BadInputError: there is no job, or `build` returns no query.
-        CairnError: the query failed with an error that does not pass by waiting, such as
-            `FencedError`; or its first start failed.
-        StreamingQueryException: it failed more often than `restart` allows.
+        FencedError: the runs of another driver have replaced this one's.
+        StreamingQueryException: the query failed with an error that waiting does not mend
+            (`cairn.cause_of` finds it), or more often than `restart` allows.
+        Exception: what `build` raises at the first start.
     """
     if not jobs:
         raise BadInputError("cairn.run takes the function that builds the query, and its jobs")
@@ -65,104 +69,150 @@ class _Supervisor:
     def __init__(self, build: Build, jobs: Sequence[Job], restarts: Restarts) -> None:
         self._build = build
         self._jobs = jobs
-        self._requested = [Requested(job.spec) for job in jobs]
+        self._id = uuid4()
+        self._requested = [Requested(job.spec, self._id) for job in jobs]
         self._restarts = restarts
         self._has_started = False
+        # Of Spark's query, whichever start has committed it.
+        self._last_batch: tuple[int | None, str | None] = None, None
 
     def run(self) -> None:
         for requested in self._requested:
             requested.withdraw_stop()
         while True:
             try:
-                if self._run_once():
+                if self._is_stopped() or self._run_once():
                     return
-            except (CairnError, PySparkException) as error:
+            except _FAILURES as error:
                 self._wait_after(error)
 
     def _run_once(self) -> bool:
         """Starts the query; returns whether it is over. False: it is to be built anew."""
         self._restarts.started()
-        query = self._build(*map(_as_wanted, self._jobs, self._requested))
-        if not isinstance(query, StreamingQuery):
+        query = self._build(*map(self._as_wanted, self._jobs, self._requested))
+        # Of Spark Connect, it is of another class.
+        if not hasattr(query, "awaitTermination"):
             raise BadInputError(
                 f"the function that builds the query returned {type(query).__name__}; it starts "
                 "the query and returns it: `return df.writeStream.….start()`"
             )
         self._has_started = True
         try:
-            while not query.awaitTermination(POLL_S):
-                found = self._look()
-                if found is not None:
-                    return self._do(*found, query)
+            found = self._watch(query)
         finally:
+            self._note_last_batch(query)
             query.stop()
-        self._look()
+        if found is not None:
+            return self._has_answered(*found)
+        self._is_stopped()
         return True
 
+    def _watch(self, query: StreamingQuery) -> tuple[Requested, Request] | None:
+        """Returns once the query has ended: what for, or None if by itself."""
+        while not query.awaitTermination(POLL_S):
+            found = self._look()
+            if found is not None and self._has_ended_for(found[1], query):
+                return found
+        self._look()
+        return None
+
+    def _is_stopped(self) -> bool:
+        """Answers a stop of a query that does not run; returns whether that was all."""
+        found = self._look() if self._has_started else None
+        if found is None or found[1].kind is not RequestKind.STOP:
+            return False
+        return self._has_answered(*found)
+
     def _look(self) -> tuple[Requested, Request] | None:
-        """Returns what the query is to be ended for now."""
+        """Returns what the query is to be ended for now, taken if it is a stop.
+
+        Raises:
+            FencedError: another driver's runs have replaced this one's.
+        """
         for requested in self._requested:
             try:
                 asked = requested.look()
+                if asked is None or (asked.kind is RequestKind.STOP and not requested.take(asked)):
+                    continue
+            except FencedError:
+                raise
             # The query does without: what is asked waits in the metastore.
             except (CairnError, SQLAlchemyError) as error:
                 _log.warning("requests were not looked for: %s", error)
                 continue
-            if asked is not None:
-                return requested, asked
+            return requested, asked
         return None
 
-    def _do(self, requested: Requested, asked: Request, query: StreamingQuery) -> bool:
-        """Ends the query at a batch's end; returns whether it is over for good."""
+    def _has_ended_for(self, asked: Request, query: StreamingQuery) -> bool:
+        """Ends the query at a batch's end; returns whether it did.
+
+        False: the request was withdrawn, or the metastore is away, or the query has ended.
+        """
         facts = {"job": asked.job, "kind": asked.kind.value, "parallelism": asked.parallelism}
-        _log.info("job %s: %s", asked.job, asked.kind.value, extra=facts)
-        if asked.kind is RequestKind.STOP and not requested.take(asked):
-            return False
+        _log.info("job %s is asked to %s", asked.job, asked.kind.value, extra=facts)
         await_batch_end(query)
+        # Again, as a batch may last: it may be withdrawn by now.
+        found = self._look()
+        if found is None or found[1].request_id != asked.request_id or not query.isActive:
+            return False
         query.stop()
+        return True
+
+    def _has_answered(self, requested: Requested, asked: Request) -> bool:
+        """Does what is left of a request once the query has ended; returns whether that is all.
+
+        False: the query is to be built anew.
+        """
         if asked.kind is RequestKind.RESCALE:
+            self._restarts.forget()
             return False
         try:
-            checkpoint_id = self._last_checkpoint(requested, asked, query)
+            last = [one.last_checkpoint(*self._last_batch) for one in self._requested]
+            if asked.savepoint is not None:
+                for one, checkpoint_id in zip(self._requested, last, strict=True):
+                    one.save(asked.savepoint, checkpoint_id)
         except CairnError as error:
             requested.finish(asked, error=error)
             return False
-        requested.finish(asked, checkpoint_id=checkpoint_id)
-        return True
+        return requested.finish(asked, checkpoint_id=last[self._requested.index(requested)])
 
-    def _last_checkpoint(
-        self, asked_of: Requested, asked: Request, query: StreamingQuery
-    ) -> int | None:
-        """Returns the checkpoint with which a query ends, saved for all of its jobs if asked."""
-        last: dict[int, int | None] = {}
-        batch_id = committed_batch(query)
-        for requested in self._requested:
-            if batch_id is not None:
-                last[id(requested)] = requested.confirm(str(query.id), batch_id)
-            if asked.savepoint is not None:
-                last[id(requested)] = requested.save(asked.savepoint)
-        return last.get(id(asked_of))
+    def _note_last_batch(self, query: StreamingQuery) -> None:
+        try:
+            batch_id = committed_batch(query)
+        except _FAILURES as error:
+            _log.warning("the last batch of the query is not known: %s", error)
+            return
+        if batch_id is not None:
+            self._last_batch = batch_id, str(query.id)
 
-    def _wait_after(self, error: CairnError | PySparkException) -> None:
+    def _wait_after(self, error: Exception) -> None:
         """Waits until the query is to be started again; raises the error if it is not to be."""
         cause = cause_of(error)
-        if not self._has_started or isinstance(cause, FencedError):
+        if isinstance(cause, FencedError) or isinstance(error, Py4JNetworkError):
             raise error
         passes = cause is None or cause.retryable
+        # Back at the parallelism that it had, it may run.
+        went_back = not passes and self._went_back(error)
+        if not self._has_started or not (passes or went_back):
+            raise error
         delay_ms = self._restarts.next_delay_ms()
-        if not passes or self._restarts.in_a_row >= _TRIES:
-            # Back at the parallelism that it had, it may run.
-            went_back = [requested.fail_rescale(error) for requested in self._requested]
-            passes = passes or any(went_back)
-        if not passes or delay_ms is None:
+        if delay_ms is None:
             raise error
         facts = {"restarts": self._restarts.in_a_row, "delay_ms": delay_ms}
         _log.warning("the query failed and starts again in %d ms: %s", delay_ms, error, extra=facts)
         time.sleep(delay_ms / 1000)
 
+    def _went_back(self, error: Exception) -> bool:
+        try:
+            # Of each job, not up to the first.
+            went_back = [requested.fail_rescale(error) for requested in self._requested]
+        except (CairnError, SQLAlchemyError) as away:
+            _log.warning("whether a rescale has failed was not noted: %s", away)
+            return False
+        return any(went_back)
 
-def _as_wanted(job: Job, requested: Requested) -> Job:
-    """Returns the job as it is to be built, with the parallelism that was asked for last."""
-    wanted = copy.copy(job)
-    wanted.spec = replace(job.spec, parallelism=requested.parallelism(), is_supervised=True)
-    return wanted
+    def _as_wanted(self, job: Job, requested: Requested) -> Job:
+        """Returns the job as it is to be built, with the parallelism that was asked for last."""
+        wanted = copy.copy(job)
+        wanted.spec = replace(job.spec, parallelism=requested.parallelism(), supervisor_id=self._id)
+        return wanted
