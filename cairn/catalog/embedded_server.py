@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 import psycopg2
+from psycopg2.errors import DuplicateDatabase, UniqueViolation
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT
 from sqlalchemy import URL
 
@@ -230,5 +231,7 @@ def _has_database(*, host: str, port: str) -> bool:
         # PostgreSQL has no CREATE DATABASE IF NOT EXISTS.
         cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_DATABASE,))
         if cursor.fetchone() is None:
-            cursor.execute(f"CREATE DATABASE {_DATABASE}")
+            # That of a starter that was killed meanwhile may have been under way.
+            with suppress(DuplicateDatabase, UniqueViolation):
+                cursor.execute(f"CREATE DATABASE {_DATABASE}")
     return True

@@ -17,7 +17,7 @@ def test_a_small_run_reads_little_more_than_the_state(
     found = measure(SMALL, [(1, 2), (2, 1)], tmp_path, shared_metastore_url)
     measured = [(one.before, one.after, one.executors) for one in found]
     assert measured == [(1, 2, 1), (1, 2, 2), (2, 1, 1)]
-    assert all(1 <= one.share <= MOST_READ for one in found)
+    assert [one.share for one in found if not 0.99 <= one.share <= MOST_READ] == []
 
 
 def test_a_share_is_of_the_states_bytes_in_storage() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -263,6 +264,7 @@ def test_a_plan_of_a_sweep_does_not_take_what_became_old_enough_after_it(
     swept(job)
     let_time_pass(job)
     put(job.store, young := shared_file(job.job_id, 0, 2, str(uuid4())))
+    time.sleep(0.1)  # files have the time of the kernel's last tick, up to 10 ms ago
     later = orphans[0]
     due_at = "UPDATE cairn.quarantined_objects SET quarantined_until = now()"
     unguarded(job, f"{due_at} + interval '1 h' WHERE path = '{later}'")

@@ -93,15 +93,19 @@ def test_the_time_since_an_action_was_done_or_had_nothing_to_do_outlives_its_row
     note(rows, MaintenanceAction.SCRUB)
     rows.maintenance_run("PLANNED")
     assert set(seconds_since(rows)) == {"scrub"}, "a plan is no run"
-    rows.execute(text("UPDATE cairn.maintenance_runs SET status = 'APPLIED'"))
+    of_job = f"WHERE job_id = '{rows.job_id}'"
+    runs, good = "cairn.maintenance_runs", "cairn.good_runs"
+    rows.execute(text(f"UPDATE {runs} SET status = 'APPLIED' {of_job}"))  # noqa: S608
     assert set(seconds_since(rows)) == {"scrub", "subsumption"}
-    rows.execute(text("UPDATE cairn.good_runs SET finished_at = now() - interval '100 s'"))
-    rows.execute(text("UPDATE cairn.maintenance_runs SET planned_at = now() - interval '2 h'"))
-    rows.execute(text("DELETE FROM cairn.maintenance_runs"))
+    ago = "finished_at = now() - interval '100 s'"
+    rows.execute(text(f"UPDATE {good} SET {ago} {of_job}"))  # noqa: S608
+    rows.execute(text(f"UPDATE {runs} SET planned_at = now() - interval '2 h' {of_job}"))  # noqa: S608
+    rows.execute(text(f"DELETE FROM {runs} {of_job}"))  # noqa: S608
     assert seconds_since(rows) == {"scrub": 100, "subsumption": 100}
     note(rows, MaintenanceAction.SCRUB)
     assert seconds_since(rows) == {"scrub": 0, "subsumption": 100}
-    rows.execute(text("UPDATE cairn.good_runs SET finished_at = now() + interval '100 s'"))
+    ahead = "finished_at = now() + interval '100 s'"
+    rows.execute(text(f"UPDATE {good} SET {ahead} {of_job}"))  # noqa: S608
     note(rows, MaintenanceAction.SCRUB)
     assert seconds_since(rows) == {"scrub": 0, "subsumption": 0}, "a clock went back"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,24 +42,28 @@ def uploading_meanwhile(
             gate.set()
 
 
-def is_waiting(uploading: Uploading) -> bool:
-    """Tells whether an upload waits for room: it holds the lock meanwhile."""
-    descriptor = os.open(uploading.manager.directory / "in-flight-changelog.lock", os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set once an upload waits for room, and so has counted those in flight."""
+    waits_now = threading.Event()
+    pause = locks.Wait.pause
+
+    def pauses(wait: locks.Wait) -> None:
+        waits_now.set()
+        pause(wait)
+
+    monkeypatch.setattr(locks.Wait, "pause", pauses)
+    return waits_now
 
 
 @pytest.mark.parametrize(
     "limit", [{"upload_in_flight_bytes": 100}, {"upload_threads": 1}], ids=["bytes", "threads"]
 )
 def test_an_upload_waits_while_there_is_no_room_in_flight_and_does_not_fail(
-    uploads: Callable[..., Uploading], gate: threading.Event, limit: dict[str, int]
+    uploads: Callable[..., Uploading],
+    gate: threading.Event,
+    waiting: threading.Event,
+    limit: dict[str, int],
 ) -> None:
     uploading = uploads(**limit)
     with (
@@ -69,7 +71,7 @@ def test_an_upload_waits_while_there_is_no_room_in_flight_and_does_not_fail(
         uploading_meanwhile(uploading, gate, 60) as [first],
     ):
         second = threads.submit(uploading.upload, 60)
-        until(lambda: is_waiting(uploading))
+        assert waiting.wait(20)
         assert len(faulty(uploading).written) == 1
         gate.set()
         assert first.result().stats.queue_size == 0
@@ -86,7 +88,7 @@ def test_uploads_for_which_there_is_room_do_not_wait(
 
 
 def test_an_upload_that_is_larger_than_the_limit_is_alone_in_flight(
-    uploads: Callable[..., Uploading], gate: threading.Event
+    uploads: Callable[..., Uploading], gate: threading.Event, waiting: threading.Event
 ) -> None:
     uploading = uploads(upload_in_flight_bytes=100)
     with (
@@ -94,7 +96,7 @@ def test_an_upload_that_is_larger_than_the_limit_is_alone_in_flight(
         uploading_meanwhile(uploading, gate, 1000) as [large],
     ):
         small = threads.submit(uploading.upload, 1)
-        until(lambda: is_waiting(uploading))
+        assert waiting.wait(20)
         gate.set()
         assert large.result().stats.size_bytes == 1000
         assert small.result().stats.queue_size == 1
@@ -126,7 +128,7 @@ def test_an_upload_that_failed_is_in_flight_no_longer(
 
 
 def test_a_killed_process_is_in_flight_no_longer(
-    uploads: Callable[..., Uploading], monkeypatch: pytest.MonkeyPatch
+    uploads: Callable[..., Uploading], waiting: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "DEADLINE_S", 10.0)
     uploading = uploads(upload_threads=1)
@@ -138,9 +140,9 @@ def test_a_killed_process_is_in_flight_no_longer(
     assert ours.poll(20)
     assert ours.recv() == "in flight"
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(uploading.upload)
-        until(lambda: is_waiting(uploading))
+        next_one = threads.submit(uploading.upload)
+        assert waiting.wait(20)
         process.kill()
         process.join()
-        assert waiting.result().stats.requests == 1
+        assert next_one.result().stats.requests == 1
     assert list((uploading.manager.directory / "in-flight-changelog").iterdir()) == []
