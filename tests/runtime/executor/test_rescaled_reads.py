@@ -251,13 +251,19 @@ def test_a_fenced_run_does_not_bring_its_directory_back(
     history, plan = small(metastore_url, tmp_storage, tmp_path)
     manager, [one, *_] = TaskManager(plan, "one"), held(plan, history.batches)
     handle = replace(one, key_groups=EVERYTHING)
+
+    class Fencing(CountingStore):
+        def get(self, path: str, offset: int = 0, size_bytes: int | None = None) -> bytes:
+            shutil.rmtree(manager.directory)
+            return super().get(path, offset, size_bytes)
+
     store = FetchedOnce(
-        open_store(tmp_storage), manager, shared_ranges([handle], KeyGroupRange(0, 1))
+        Fencing(open_store(tmp_storage)), manager, shared_ranges([handle], KeyGroupRange(0, 1))
     )
-    shutil.rmtree(manager.directory)
-    with pytest.raises(FencedError):
-        store.get(handle.path, handle.offset, handle.size_bytes)
-    assert not manager.directory.exists()
+    for _ in ("while it is read", "before"):
+        with pytest.raises(FencedError):
+            store.get(handle.path, handle.offset, handle.size_bytes)
+        assert not manager.directory.exists()
 
 
 def test_a_group_commit_of_small_segments_has_no_column_for_indexes(
