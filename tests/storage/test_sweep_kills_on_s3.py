@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -42,10 +44,20 @@ def orphans(job: SyntheticJob) -> list[str]:
     *due, new = orphans_of(job)
     put(job.store, *due)
     upload = begin_upload(job)
+    let_seconds_pass(job)
     swept(job)
     let_time_pass(job)
     put(job.store, new)
+    let_seconds_pass(job)
     return [*due, upload, new]
+
+
+def let_seconds_pass(job: SyntheticJob) -> None:
+    """Waits until what was just written is older than now: a server's clock has whole seconds."""
+    inventory = inventory_of(job.store)
+    until = inventory.now() + timedelta(seconds=2)
+    while inventory.now() < until:
+        time.sleep(0.05)
 
 
 def begin_upload(job: SyntheticJob) -> str:
